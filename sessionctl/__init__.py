@@ -1,0 +1,3 @@
+"""sessionctl"""
+
+__version__ = "0.1.0"

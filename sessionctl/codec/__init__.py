@@ -1,0 +1,88 @@
+"""Payload bytes to the model: the only parser of stored sessions (FORMATS.md sections 1 and 2).
+
+``outline`` reads what a row, a status or a rule needs and is made to be fast: typed decoding of the few fields that
+matter, straight from the bytes. Whatever is not exactly as the writers write it takes the tolerant way through
+``json``, which must give the same answer (a test holds that). ``read`` decodes everything, for people and programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+
+from ..history import finding
+from ..keys import split_composite
+from ..model import Outline, Ref, Session
+from .documents import fast_document, parse_document, slow_document
+from .logs import LogReader, lines_of, read_line
+from .messages import message_of
+from .text import OLDEST, NotPlain
+
+_TAIL_TIME = re.compile(rb'"(?:updatedAt|lastActivityAt)"\s*:\s*(\d{12,14})\s*[,}]')
+
+
+def outline(ref: Ref, payload: bytes, now: int) -> Outline:
+    """What a row, a status or a rule needs of a payload. ``now`` is in ms; times after it are not believed.
+
+    Never raises for what is stored: damage is part of the answer.
+    """
+    if ref.kind == "log":
+        return outline_log([payload], now)
+    try:
+        found = fast_document(payload, now)
+    except (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = slow_document(payload, now)[0]
+    if found.steps is not None and found.id not in (ref.key, split_composite(ref.key)[1]):
+        said = "no text" if found.id is None else repr(found.id[:80])
+        found = replace(found, notes=(*found.notes, finding("id-mismatch", "id", f"the id inside is {said}")))
+    return found
+
+
+def outline_log(chunks: Iterable[bytes], now: int) -> Outline:
+    """The outline of a log read piece by piece, in memory that does not follow the size of its texts."""
+    reader = LogReader()
+    size = 0
+    for line in lines_of(chunks):
+        size += len(line.raw) + 1
+        reader.feed(line)
+    return reader.outline(size)
+
+
+def read(ref: Ref, payload: bytes, now: int) -> Session:
+    """The whole session, decoded. Never raises for what is stored: damage is part of the outline.
+
+    Messages of a log that are not part of its history are in ``others``, and all are where there is no history.
+    """
+    found = outline(ref, payload, now)
+    if ref.kind == "document":
+        document, _ = parse_document(payload)
+        messages = tuple(message_of(m) for m in document["messages"]) if document else ()
+        return Session(ref, found, messages)
+    decoded = [
+        message_of(piece.value["message"], fallback_id=piece.value["id"])
+        for line in lines_of([payload])
+        for piece in read_line(line)[0]
+    ]
+    inside = set(found.order)
+    return Session(
+        ref,
+        found,
+        tuple(decoded[i] for i in found.order),
+        tuple(m for i, m in enumerate(decoded) if i not in inside),
+    )
+
+
+def tail_times(tail: bytes, now: int) -> int | None:
+    """The newest plausible time (ms) that the end of a document names, None where the end does not tell.
+
+    Good for showing that a document is young without reading it all; never enough to call it old.
+    """
+    newest = 0
+    for match in _TAIL_TIME.finditer(tail):
+        at = int(match[1])
+        if OLDEST <= at <= now and at > newest:
+            newest = at
+    return newest or None

@@ -1,0 +1,257 @@
+"""Documents (FORMATS.md section 1): the fast way for what Seepient writes, the tolerant way for everything else."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ..history import finding
+from ..model import Call, Damage, Finding, Outline, Result, Step
+from .messages import MADE_UP, content_text, step_of, text_or_none
+from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, one_line, preview
+
+SKEW = 60_000
+"""ms by which clocks of two machines may differ before a time is called "in the future"."""
+
+
+class _Call(msgspec.Struct):
+    id: str
+    name: str
+    arguments: msgspec.Raw
+    result: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: msgspec.Raw
+    timestamp: int | None = None
+    toolCalls: list[_Call] | None = None
+    toolCallId: str | None = None
+    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Metadata(msgspec.Struct):
+    apiKeyHash: str | None = None
+    lastActivityAt: int | None = None
+    title: str | None = None
+
+
+class _Document(msgspec.Struct):
+    id: str
+    messages: list[_Message]
+    createdAt: int
+    updatedAt: int
+    provider: str | None = None
+    model: str | None = None
+    principalId: str | msgspec.UnsetType = msgspec.UNSET
+    metadata: _Metadata | None = None
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+PLAIN = {role: Step(role) for role in ("user", "assistant", "system")}
+"""The steps of messages that are nothing but text."""
+
+
+def fast_document(payload: bytes, now: int) -> Outline:
+    """The outline of a document exactly as Seepient writes it; raises for any other (NotPlain, MsgspecError)."""
+    document = _decode(payload)
+    if not payload.isascii():
+        payload.decode()
+    steps: list[Step] = []
+    newest = 0
+    title: str | None = None
+    inline: set[str] | None = None
+    for message in document.messages:
+        role = message.role
+        at = message.timestamp
+        if at is not None:
+            if not OLDEST <= at <= now:
+                raise NotPlain
+            if at > newest:
+                newest = at
+        if (
+            message.toolCalls is None
+            and message.toolCallId is None
+            and role in PLAIN
+            and message.tool_calls is msgspec.UNSET
+        ):
+            raw = memoryview(message.content)
+            if raw[0] != 34 or len(raw) == 2:  # a string, not empty
+                raise NotPlain
+            steps.append(PLAIN[role])
+            if title is None and role == "user":
+                title = preview(raw)
+            continue
+        if (
+            memoryview(message.content)[0] != 34
+            or message.tool_calls is not msgspec.UNSET
+            or message.tool_call_id is not msgspec.UNSET
+        ):
+            raise NotPlain
+        calls: list[Call] = []
+        for call in message.toolCalls or ():
+            has_result = call.result is not None
+            if has_result:
+                inline = inline or set()
+                inline.add(call.id)
+            calls.append(
+                Call(
+                    call.id,
+                    call.name,
+                    bool(call.id and call.name) and memoryview(call.arguments)[0] == 123,
+                    has_result,
+                )
+            )
+        results: tuple[Result, ...] = ()
+        if role == "tool":
+            if message.toolCallId is None or (inline and message.toolCallId in inline):
+                raise NotPlain  # texts must be compared
+            made_up = bytes(memoryview(message.content)[1 : 1 + len(MADE_UP)]) == MADE_UP.encode()
+            results = (Result(message.toolCallId, -1, made_up),)
+        elif message.toolCallId is not None or not calls:
+            raise NotPlain
+        steps.append(Step(role, tuple(calls), results, bool(results)))
+    if not (OLDEST <= document.createdAt <= now and OLDEST <= document.updatedAt <= now):
+        raise NotPlain
+    metadata = document.metadata
+    active = metadata.lastActivityAt if metadata else None
+    if active is not None and not OLDEST <= active <= now:
+        raise NotPlain
+    owner = metadata.apiKeyHash if metadata else None
+    if document.principalId is not msgspec.UNSET:
+        if not document.principalId:
+            raise NotPlain
+        owner = document.principalId
+    return Outline(
+        "document",
+        document.id,
+        tuple(steps),
+        created_at=document.createdAt,
+        updated_at=document.updatedAt,
+        active_at=active,
+        newest_message_at=newest or None,
+        provider=document.provider,
+        model=document.model,
+        owner=owner or None,
+        title=(metadata.title if metadata and metadata.title else title),
+    )
+
+
+def parse_document(payload: bytes) -> tuple[dict[str, Any] | None, list[Damage]]:
+    """A document's object and what is wrong with its bytes; the object is None where it cannot be read."""
+    damage: list[Damage] = []
+    if payload.startswith(BOM):
+        damage.append(Damage("byte-order-mark", "a byte order mark stands before the JSON", offset=0))
+        payload = payload[len(BOM) :]
+    if not payload.strip():
+        return None, [*damage, Damage("empty-file", "the file is empty", offset=0)]
+    if b"\0" in payload:
+        offset = payload.index(b"\0")
+        return None, [*damage, Damage("nul-bytes", f"{payload.count(0)} NUL bytes", offset=offset)]
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        return None, [*damage, Damage("invalid-utf8", f"not UTF-8: {error.reason}", offset=error.start)]
+    try:
+        value = loads(text)
+    except json.JSONDecodeError as error:
+        offset = len(text[: error.pos].encode())
+        return None, [*damage, Damage("invalid-json", f"not JSON: {error.msg}", offset=offset)]
+    except ValueError as error:
+        return None, [*damage, Damage("invalid-json", f"not JSON: {error}")]
+    if not isinstance(value, dict):
+        return None, [*damage, Damage("not-a-session", "the JSON is not an object")]
+    if not isinstance(value.get("messages"), list):
+        return None, [*damage, Damage("not-a-session", "'messages' is not a list")]
+    return value, damage
+
+
+def slow_document(payload: bytes, now: int) -> tuple[Outline, dict[str, Any] | None]:
+    document, damage = parse_document(payload)
+    if document is None:
+        return Outline("document", damage=tuple(damage)), None
+    notes: list[Finding] = []
+    steps: list[Step] = []
+    title: str | None = None
+    newest = 0
+    absurd: list[str] = []
+    for index, message in enumerate(document["messages"]):
+        if not isinstance(message, dict):
+            damage.append(Damage("not-a-session", f"messages[{index}] is not an object"))
+            steps.append(Step(""))
+            continue
+        step = step_of(message)
+        steps.append(step)
+        if title is None and step.role == "user" and not step.results:
+            title = one_line(content_text(message.get("content")))
+        if message.get("timestamp") is not None:
+            at = _time(f"messages[{index}].timestamp", message["timestamp"], now, notes, absurd)
+            newest = max(newest, at or 0)
+    metadata = document.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    created = _time("createdAt", document.get("createdAt"), now, notes, [])
+    updated = _time("updatedAt", document.get("updatedAt"), now, notes, absurd)
+    active = None
+    if metadata.get("lastActivityAt") is not None:
+        active = _time("metadata.lastActivityAt", metadata["lastActivityAt"], now, notes, absurd)
+    if has_lone_surrogate(payload):
+        notes.append(finding("lone-surrogate", "file", "half a surrogate pair stands in a text"))
+    owner = text_or_none(document.get("principalId")) or text_or_none(metadata.get("apiKeyHash"))
+    if "principalId" in document and not owner:
+        notes.append(finding("no-owner", "principalId", "the owner is empty; nobody can resume the session"))
+    return Outline(
+        "document",
+        text_or_none(document.get("id")),
+        tuple(steps),
+        tuple(damage),
+        tuple(notes),
+        created_at=created,
+        updated_at=updated,
+        active_at=active,
+        newest_message_at=newest or None,
+        absurd_time=absurd[0] if absurd else None,
+        provider=text_or_none(document.get("provider")),
+        model=text_or_none(document.get("model")),
+        owner=owner,
+        title=text_or_none(metadata.get("title")) or title,
+    ), document
+
+
+def _time(name: str, value: object, now: int, notes: list[Finding], absurd: list[str]) -> int | None:
+    """A time field in ms, None where it is none; oddities go to ``notes``, what cannot be right to ``absurd``."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if OLDEST <= value <= now + SKEW:
+            return min(int(value), now)
+        if OLDEST / 100 <= value < OLDEST:
+            notes.append(finding("timestamp-in-seconds", name, f"{name} looks like seconds, not ms: {value}"))
+            absurd.append(f"{name} is not in ms")
+        elif value > now:
+            notes.append(finding("bad-timestamp", name, f"{name} lies in the future: {value}"))
+            absurd.append(f"{name} lies in the future")
+        else:
+            notes.append(finding("bad-timestamp", name, f"{name} is no time in ms: {value}"))
+            absurd.append(f"{name} is no time in ms")
+        return None
+    notes.append(finding("bad-timestamp", name, f"{name} is no number of ms: {str(value)[:40]}"))
+    absurd.append(f"{name} is no time in ms")
+    return _spelled_time(value, now) if isinstance(value, str) else None
+
+
+def _spelled_time(value: str, now: int) -> int | None:
+    """A time that somebody wrote as text (digits, or ISO 8601 with a zone): good for sorting, never for deleting."""
+    try:
+        ms = int(value) if value.isdigit() else round(_aware(value).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return ms if OLDEST <= ms <= now else None
+
+
+def _aware(value: str) -> datetime:
+    moment = datetime.fromisoformat(value)
+    if moment.tzinfo is None:
+        raise ValueError("no time zone")
+    return moment.astimezone(UTC)

@@ -1,0 +1,348 @@
+"""Logs (FORMATS.md section 2): lines, entries, and what is wrong with a line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..history import chain, damage_place, finding
+from ..model import Call, Damage, Entry, Finding, Outline, Result, Step
+from .documents import PLAIN
+from .messages import MADE_UP, content_text, result_text, step_of
+from .text import BOM, NotPlain, has_lone_surrogate, loads, one_line, preview, refuse_constant
+
+_MAX_TRIES = 1000
+"""How many places of one bad line are tried as the start of an entry."""
+_ENTRY_START = re.compile(rb'\{\s*"(?:id|parentId|parent_id|message)"\s*:')
+
+
+class _LogMessage(msgspec.Struct):
+    role: str
+    content: msgspec.Raw
+    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    toolCalls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    toolCallId: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    message: _LogMessage
+    parentId: str | msgspec.UnsetType | None = msgspec.UNSET
+    parent_id: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_use_id: str | None = None
+    content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_entry = msgspec.json.Decoder(_Entry).decode
+_decode_blocks = msgspec.json.Decoder(list[_Block]).decode
+
+
+class Line(NamedTuple):
+    """One line of a log: its bytes without the newline, where they start, and whether the newline was there."""
+
+    number: int
+    start: int
+    raw: bytes
+    ended: bool = True
+
+
+class Piece(NamedTuple):
+    """A part of a line that is one whole entry: its place in the payload and what it says."""
+
+    start: int
+    end: int
+    line: int
+    raw: bytes
+    value: dict[str, Any]
+
+
+def lines_of(chunks: Iterable[bytes]) -> Iterator[Line]:
+    """Split a log at ``\\n`` alone, on bytes; memory is bounded by the longest line."""
+    number, start, rest = 1, 0, [b""]
+    for chunk in chunks:
+        parts = chunk.split(b"\n")
+        rest.append(parts[0])
+        if len(parts) == 1:
+            continue
+        parts[0] = b"".join(rest)
+        rest = [parts.pop()]
+        for raw in parts:
+            yield Line(number, start, raw)
+            number += 1
+            start += len(raw) + 1
+    tail = b"".join(rest)
+    if tail:
+        yield Line(number, start, tail, ended=False)
+
+
+def is_entry(value: object) -> bool:
+    """Whether a decoded line is an entry: an object with a text id, a message object, a parent (text or null)."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("id"), str)
+        and isinstance(value.get("message"), dict)
+        and all(value.get(k) is None or isinstance(value[k], str) for k in ("parentId", "parent_id"))
+    )
+
+
+def parent_of(value: dict[str, Any]) -> str | None:
+    """An entry's parent in either spelling (FORMATS.md section 2)."""
+    parent = value["parentId"] if "parentId" in value else value.get("parent_id")
+    return parent if isinstance(parent, str) else None
+
+
+def read_line(line: Line) -> tuple[list[Piece], list[Damage]]:
+    """The whole entries of one line, and what else is wrong with it.
+
+    A line that is not one entry is searched for whole entries: a torn append has the next one glued onto it.
+    """
+    raw, start, damage = line.raw, line.start, []
+    if line.number == 1 and raw.startswith(BOM):
+        damage.append(_damage("byte-order-mark", "a byte order mark stands before the first entry", line))
+        raw, start = raw[len(BOM) :], start + len(BOM)
+    if raw.endswith(b"\r"):
+        raw = raw[:-1]
+        damage.append(_damage("blank-or-crlf-line", "the line ends in \\r\\n", line))
+    if not raw.strip():
+        if line.ended or raw:
+            damage.append(_damage("blank-or-crlf-line", "the line is blank", line))
+        return [], damage[:1]
+    nul = b"\0" in raw
+    if nul:
+        damage.append(_damage("nul-bytes", f"{raw.count(0)} NUL bytes", line))
+        left = raw.lstrip(b"\0")
+        raw, start = left.rstrip(b"\0"), start + len(raw) - len(left)
+        if not raw:
+            return [], damage
+    cause: tuple[str, str]
+    try:
+        value = loads(raw.decode())
+        if is_entry(value):
+            return [Piece(start, start + len(raw), line.number, raw, value)], damage
+        cause = ("not-a-session", "the line is JSON, but not an entry")
+    except UnicodeDecodeError as error:
+        cause = ("invalid-utf8", f"not UTF-8 at byte {error.start} of the line")
+    except ValueError as error:
+        cause = ("invalid-json", f"not JSON: {getattr(error, 'msg', error)}")
+    pieces = _whole_entries(raw, start, line.number)
+    if pieces:
+        damage.append(_damage("glued-line", f"{len(pieces)} whole entries and more on one line", line))
+    elif not line.ended and cause[0] != "not-a-session":
+        damage.append(_damage("torn-tail", "the last line is incomplete", line))
+    elif not nul or cause[0] == "not-a-session":
+        damage.append(_damage(*cause, line))
+    return pieces, damage
+
+
+def _damage(code: str, message: str, line: Line) -> Damage:
+    return Damage(code, message, line.number, line.start, line.raw)
+
+
+def _whole_entries(raw: bytes, start: int, number: int) -> list[Piece]:
+    decoder = json.JSONDecoder(parse_constant=refuse_constant)
+    pieces: list[Piece] = []
+    # One character a byte, so that places in the text are places in the bytes.
+    text = raw.decode("latin-1")
+    position = tries = 0
+    while tries < _MAX_TRIES and (match := _ENTRY_START.search(raw, position)):
+        try:
+            _, end = decoder.raw_decode(text, match.start())
+            value = loads(raw[match.start() : end].decode())
+        except (ValueError, RecursionError):
+            value = None
+        if is_entry(value):
+            pieces.append(Piece(start + match.start(), start + end, number, raw[match.start() : end], value))
+            position = end
+        else:
+            position = match.start() + 1
+            tries += 1
+    return pieces
+
+
+def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
+    """The step of a log message as the writers write it, and its text's start; NotPlain for any other."""
+    if (
+        message.tool_calls is not msgspec.UNSET
+        or message.toolCalls is not msgspec.UNSET
+        or message.tool_call_id is not msgspec.UNSET
+        or message.toolCallId is not msgspec.UNSET
+    ):
+        raise NotPlain
+    raw = memoryview(message.content)
+    first = raw[0]
+    role = message.role
+    if first == 34:
+        if len(raw) == 2 or role not in PLAIN:
+            raise NotPlain
+        return PLAIN[role], preview(raw) if role == "user" else None
+    if first != 91:
+        raise NotPlain
+    calls: list[Call] = []
+    results: list[Result] = []
+    text: str | None = None
+    others = 0
+    for index, block in enumerate(_decode_blocks(raw)):
+        if block.type == "tool_use":
+            well = bool(block.id and block.name and block.input is not msgspec.UNSET) and (
+                memoryview(block.input)[0] == 123  # type: ignore[arg-type]
+            )
+            calls.append(Call(block.id or "", block.name or "", well))
+            others += 1
+        elif block.type == "tool_result":
+            if block.tool_use_id is None:
+                raise NotPlain
+            results.append(Result(block.tool_use_id, index, _starts_made_up(block.content)))
+        else:
+            others += 1
+            if block.type == "text":
+                if block.text is msgspec.UNSET or memoryview(block.text)[0] != 34 or len(memoryview(block.text)) == 2:
+                    raise NotPlain
+                if text is None and role == "user":
+                    text = preview(memoryview(block.text))
+    if not others and not results:
+        raise NotPlain
+    return Step(role, tuple(calls), tuple(results), bool(results) and not others), text
+
+
+def _starts_made_up(content: msgspec.Raw | msgspec.UnsetType) -> bool:
+    if content is msgspec.UNSET:
+        return False
+    return MADE_UP.encode() in bytes(memoryview(content)[: 64 + len(MADE_UP)]) and result_text(
+        json.loads(bytes(content))
+    ).startswith(MADE_UP)
+
+
+class LogReader:
+    """Collects the entries of a log line by line. Only skeletons are kept: memory does not follow the texts."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.damage: list[Damage] = []
+        self.notes: list[Finding] = []
+        self.title: str | None = None
+        self.same: set[int] = set()
+        self._seen: dict[str, int] = {}
+        self._surrogate = False
+
+    def feed(self, line: Line) -> None:
+        raw = line.raw
+        try:
+            if not line.ended or raw[:1] != b"{" or raw[-1:] != b"}":
+                raise NotPlain
+            entry = _decode_entry(raw)
+            if not raw.isascii():
+                raw.decode()
+            parent = entry.parentId
+            if parent is msgspec.UNSET:
+                parent = entry.parent_id
+            elif entry.parent_id is not msgspec.UNSET:
+                raise NotPlain
+            step, text = _fast_step(entry.message)
+        except (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._feed_odd(line)
+            return
+        self._add(
+            Entry(
+                entry.id,
+                None if parent is msgspec.UNSET else parent,
+                step,
+                line.start,
+                line.start + len(raw),
+                line.number,
+            ),
+            hash(raw),
+            text,
+        )
+
+    def _feed_odd(self, line: Line) -> None:
+        pieces, damage = read_line(line)
+        self.damage.extend(d._replace(raw=b"") for d in damage)
+        if not line.ended and not damage:
+            self.notes.append(
+                finding(
+                    "missing-final-newline",
+                    damage_place(line.number, line.start + len(line.raw)),
+                    "the last line has no newline; the next append would be glued onto it",
+                    fixable=True,
+                )
+            )
+        if not self._surrogate and has_lone_surrogate(line.raw):
+            self._surrogate = True
+            self.notes.append(
+                finding(
+                    "lone-surrogate",
+                    damage_place(line.number, line.start),
+                    "half a surrogate pair stands in a text",
+                )
+            )
+        for piece in pieces:
+            value = piece.value
+            message = value["message"]
+            if "parentId" in value and "parent_id" in value and value["parentId"] != value["parent_id"]:
+                self.notes.append(
+                    finding(
+                        "conflicting-entry",
+                        damage_place(piece.line, piece.start),
+                        "parentId and parent_id differ",
+                    )
+                )
+            text = one_line(content_text(message.get("content"))) if message.get("role") == "user" else None
+            self._add(
+                Entry(value["id"], parent_of(value), step_of(message), piece.start, piece.end, piece.line),
+                hash(piece.raw),
+                text,
+            )
+
+    def _add(self, entry: Entry, digest: int, text: str | None) -> None:
+        index = len(self.entries)
+        self.entries.append(entry)
+        if self.title is None and text:
+            self.title = text
+        if entry.id not in self._seen:
+            self._seen[entry.id] = digest
+        elif self._seen[entry.id] == digest:
+            self.same.add(index)
+
+    def outline(self, size: int) -> Outline:
+        """What was read, with the history that the chain gives."""
+        notes, damage, order = self.notes, self.damage, None
+        if not size:
+            notes.append(Finding("empty-file", "info", "file", "the log is empty"))
+        if self.entries:
+            rebuilt = chain(self.entries, self.same)
+            notes.extend(rebuilt.notes)
+            order = rebuilt.order
+            if rebuilt.cycle is not None:
+                first = self.entries[rebuilt.cycle]
+                damage.append(
+                    Damage(
+                        "parent-cycle",
+                        f"the parents form a cycle; entry {first.id} closes it",
+                        first.line,
+                        first.start,
+                    )
+                )
+        elif not size:
+            order = ()
+        return Outline(
+            "log",
+            steps=None if order is None else tuple(self.entries[i].step for i in order),
+            damage=tuple(damage),
+            notes=tuple(notes),
+            title=self.title,
+            entries=tuple(self.entries),
+            order=order or (),
+        )

@@ -1,0 +1,69 @@
+"""JSON as the writers write it and ``JSON.parse`` takes it, and text cut for one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+OLDEST = 100_000_000_000
+"""ms: an earlier time (March 1973) is no time in ms; one above a hundredth of it is taken for seconds."""
+PREVIEW = 120
+"""Characters kept of a title made from the first user message."""
+
+_SURROGATE = re.compile(
+    rb"\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+
+
+BOM = b"\xef\xbb\xbf"
+
+_decode_any = msgspec.json.Decoder().decode
+
+
+class NotPlain(Exception):
+    """The fast way does not cover this payload."""
+
+
+def refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def loads(data: bytes | str) -> Any:
+    """JSON as ``JSON.parse`` takes it: no NaN, lone surrogates allowed, the last of repeated keys counts.
+
+    Raises ValueError, also for text nested too deeply to be read.
+    """
+    try:
+        return json.loads(data, parse_constant=refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def has_lone_surrogate(raw: bytes) -> bool:
+    """Whether JSON text holds the escape of half a surrogate pair (several JSON libraries refuse it)."""
+    return b"\\u" in raw and any(len(match[0]) == 6 and match[0][1:2] == b"u" for match in _SURROGATE.finditer(raw))
+
+
+def one_line(text: str) -> str | None:
+    """The first characters of a text on one line; None where there are none."""
+    return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW] or None
+
+
+def preview(raw: memoryview) -> str | None:
+    """The start of a JSON string, decoded; one line."""
+    if len(raw) > 4 * PREVIEW:
+        cut = bytes(raw[1 : 4 * PREVIEW]).decode(errors="ignore")
+        text = re.sub(r"(\\u[0-9a-fA-F]{0,3}|\\u[dD][89abAB][0-9a-fA-F]{2}|\\)\Z", "", cut)
+        try:
+            text = json.loads(f'"{text}"', strict=False)
+        except ValueError:
+            return one_line(text)
+    else:
+        try:
+            text = _decode_any(raw)
+        except msgspec.DecodeError:
+            text = json.loads(bytes(raw))
+    return one_line(text)

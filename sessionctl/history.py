@@ -1,0 +1,343 @@
+"""The rules of a history, pure: the chain of a log, which call belongs to which result, status and findings.
+
+Sources: FORMATS.md section 2 (Chain, Interruption, Pending approvals), section 3 (status) and section 4 (findings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from .model import Entry, Finding, Outline, Result, Severity, Status, Step
+
+SEVERITY: dict[str, Severity] = {
+    "unresolved-tool-call": "error",
+    "orphan-tool-result": "error",
+    "late-tool-result": "error",
+    "duplicate-tool-call-id": "error",
+    "duplicate-tool-result": "error",
+    "malformed-tool-call": "error",
+    "empty-text": "warning",
+    "missing-content": "warning",
+    "consecutive-user-messages": "info",
+    "draft": "info",
+    "invalid-json": "error",
+    "not-a-session": "error",
+    "empty-file": "error",
+    "nul-bytes": "error",
+    "invalid-utf8": "error",
+    "byte-order-mark": "error",
+    "torn-tail": "error",
+    "glued-line": "error",
+    "missing-final-newline": "warning",
+    "blank-or-crlf-line": "error",
+    "parent-cycle": "error",
+    "missing-parent": "warning",
+    "several-roots": "info",
+    "duplicate-entry": "warning",
+    "conflicting-entry": "error",
+    "stray-temporary-file": "warning",
+    "id-mismatch": "warning",
+    "bad-timestamp": "warning",
+    "timestamp-in-seconds": "warning",
+    "no-owner": "info",
+    "lone-surrogate": "warning",
+    "stale-lock": "warning",
+    "wrong-type-key": "error",
+}
+"""Every finding code and its severity (an ``empty-file`` is ``info`` in logs)."""
+
+
+def finding(code: str, where: str, message: str, *, fixable: bool = False) -> Finding:
+    """A finding with the severity that its code has."""
+    return Finding(code, SEVERITY[code], where, message, fixable)
+
+
+class Chain(NamedTuple):
+    """The effective history of a log as indexes into its entries; ``order`` is None where the parents form a cycle."""
+
+    order: tuple[int, ...] | None
+    notes: tuple[Finding, ...]
+    cycle: int | None = None
+
+
+def chain(entries: Sequence[Entry], same: Collection[int] = ()) -> Chain:
+    """Rebuild the history of a log: walk from the last entry to the root, then bring back siblings.
+
+    FORMATS.md section 2, Chain. The last of several entries with one id is the one that is walked, as in the original.
+    ``same`` holds the indexes of entries that repeat an earlier one exactly. Linear in the number of entries.
+    """
+    if not entries:
+        return Chain((), ())
+    by_id: dict[str, int] = {}
+    children: dict[str, list[int]] = {}
+    notes: list[Finding] = []
+    roots = 0
+    for index, entry in enumerate(entries):
+        if entry.id in by_id:
+            if index in same:
+                notes.append(finding("duplicate-entry", _at(entry), "the entry is stored twice", fixable=True))
+            else:
+                notes.append(finding("conflicting-entry", _at(entry), "another entry has the same id"))
+        elif entry.parent is None:
+            roots += 1
+        by_id[entry.id] = index
+        if entry.parent is not None:
+            children.setdefault(entry.parent, []).append(index)
+
+    path: list[int] = []
+    seen: set[int] = set()
+    current: int | None = len(entries) - 1
+    while current is not None:
+        if current in seen:
+            # Cut at the earliest entry of the loop: it is the one that began the conversation.
+            loop = path[path.index(current) :]
+            return Chain(None, tuple(notes), cycle=min(loop))
+        seen.add(current)
+        path.append(current)
+        parent = entries[current].parent
+        current = by_id.get(parent) if parent is not None else None
+    path.reverse()
+
+    missing = [e for e in entries if e.parent is not None and e.parent not in by_id]
+    notes.extend(finding("missing-parent", _at(e), f"its parent {e.parent!r} is not in the log") for e in missing)
+    if roots > 1:
+        notes.append(finding("several-roots", "log", f"{roots} entries have no parent"))
+
+    order: list[int] = []
+    for place, index in enumerate(path):
+        order.append(index)
+        following = entries[path[place + 1]].id if place + 1 < len(path) else None
+        order.extend(i for i in children.get(entries[index].id, ()) if entries[i].id != following)
+    return Chain(tuple(order), tuple(notes))
+
+
+def _at(entry: Entry) -> str:
+    return f"entry {entry.id} (line {entry.line}, byte {entry.start})"
+
+
+class Problem(NamedTuple):
+    """One fault of pairing: where it is (``step``: index in the history), and what it is about.
+
+    ``result`` is the result in question; ``call_step`` the step whose call it belongs to, where there is one.
+    """
+
+    code: str
+    step: int
+    call_id: str
+    result: Result | None = None
+    call_step: int | None = None
+    fixable: bool = True
+
+
+class _Owner:
+    """A call that waits for its answer while the history is read."""
+
+    __slots__ = ("answer", "call_id", "inline_text", "is_inline", "needs", "step")
+
+    def __init__(self, step: int, call_id: str, needs: bool, is_inline: bool, inline_text: str) -> None:
+        self.step = step
+        self.call_id = call_id
+        self.needs = needs
+        self.is_inline = is_inline
+        self.inline_text = inline_text
+        self.answer: tuple[int, Result] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.answer is None and not self.is_inline
+
+
+def pair(steps: Sequence[Step]) -> list[Problem]:
+    """Match calls and results by position, and name what does not match, in the order of the history.
+
+    A result is in its place when nothing but results stands between it and the message with its call. Ids may repeat
+    in later turns: each turn is matched on its own first. Linear in the number of calls and results.
+    """
+    if not any(step.calls or step.results for step in steps):
+        return []
+    problems: list[Problem] = []
+    owners: dict[str, list[_Owner]] = {}
+    strays: list[tuple[int, Result]] = []
+    window: dict[str, _Owner] = {}
+    for index, step in enumerate(steps):
+        for result in step.results:
+            owner = window.get(result.call_id)
+            if owner is None:
+                strays.append((index, result))
+            elif owner.open:
+                owner.answer = (index, result)
+            elif not (owner.is_inline and owner.answer is None):
+                problems.append(_second_answer(owner, index, result))
+            elif owner.inline_text == result.text:
+                owner.answer = (
+                    index,
+                    result,
+                )  # stored twice, the same: healthy (a known habit of one writer)
+            else:
+                owner.answer = (index, result)
+                problems.append(
+                    Problem("duplicate-tool-result", index, result.call_id, result, owner.step, fixable=False)
+                )
+        if not step.only_results:
+            window = {}
+        for call in step.calls:
+            if not call.well_formed:
+                problems.append(Problem("malformed-tool-call", index, call.id, call_step=index, fixable=False))
+            if not call.id:
+                continue
+            if call.id in owners:
+                problems.append(Problem("duplicate-tool-call-id", index, call.id, call_step=index, fixable=False))
+            if call.id not in window:
+                owner = _Owner(index, call.id, call.well_formed, call.inline, call.inline_text)
+                window[call.id] = owner
+                owners.setdefault(call.id, []).append(owner)
+
+    for index, result in strays:
+        problems.append(_place(owners.get(result.call_id, []), index, result))
+    problems.extend(
+        Problem("unresolved-tool-call", owner.step, owner.call_id, call_step=owner.step)
+        for group in owners.values()
+        for owner in group
+        if owner.open and owner.needs
+    )
+    problems.sort(key=lambda problem: problem.step)
+    return problems
+
+
+def _second_answer(owner: _Owner, index: int, result: Result) -> Problem:
+    """A second answer to one call: the made-up one goes, else the later one."""
+    assert owner.answer is not None
+    place, first = owner.answer
+    if first.made_up and not result.made_up:
+        owner.answer = (index, result)
+        return Problem("duplicate-tool-result", place, first.call_id, first, owner.step)
+    return Problem("duplicate-tool-result", index, result.call_id, result, owner.step)
+
+
+def _place(group: list[_Owner], index: int, result: Result) -> Problem:
+    """Judge a result that does not stand in its place: whose is it?"""
+    if not group:
+        return Problem("orphan-tool-result", index, result.call_id, result)
+    before = [owner for owner in group if owner.step < index and owner.open]
+    after = [owner for owner in group if owner.step > index and owner.open]
+    if before or after:
+        owner = before[-1] if before else after[0]
+        owner.answer = (index, result)
+        return Problem("late-tool-result", index, result.call_id, result, owner.step)
+    made_up = [owner for owner in group if owner.answer is not None and owner.answer[1].made_up]
+    if made_up and not result.made_up:
+        owner = made_up[-1]
+        assert owner.answer is not None
+        place, filler = owner.answer
+        owner.answer = (index, result)
+        return Problem("duplicate-tool-result", place, result.call_id, filler, owner.step)
+    return Problem("duplicate-tool-result", index, result.call_id, result, group[-1].step)
+
+
+_MESSAGES = {
+    "unresolved-tool-call": "the call {id} has no result; model APIs refuse the session as it is",
+    "orphan-tool-result": "a result for {id}, which no message calls",
+    "late-tool-result": "the result of {id} does not stand right after its call",
+    "duplicate-tool-call-id": "the call id {id} is used twice",
+    "duplicate-tool-result": "a second result for {id}",
+    "malformed-tool-call": "the call {id} lacks an id or a name, or its arguments are not an object",
+}
+
+
+class Verdict(NamedTuple):
+    """What the rules say of a session: its status, its findings, and the ids of its calls without a result."""
+
+    status: Status
+    findings: tuple[Finding, ...]
+    unresolved: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
+    """Status and findings of a session (FORMATS.md sections 3 and 4).
+
+    ``approvals`` are the call ids that open checkpoints of this session name.
+    """
+    findings = [finding(d.code, damage_place(d.line, d.offset), d.message) for d in outline.damage]
+    findings.extend(outline.notes)
+    steps = outline.steps
+    if steps is None:
+        return Verdict("damaged", tuple(findings), (), ())
+    problems = pair(steps)
+    unresolved = tuple(p.call_id for p in problems if p.code == "unresolved-tool-call")
+    interrupted = bool(unresolved) and _is_interrupted(steps, problems)
+    awaiting = interrupted and set(unresolved) <= set(approvals)
+    findings.extend(
+        finding(
+            problem.code,
+            place(outline, problem.step),
+            _MESSAGES[problem.code].format(id=problem.call_id or "(no id)"),
+            fixable=problem.fixable,
+        )
+        for problem in problems
+        if not (awaiting and problem.code == "unresolved-tool-call")
+    )
+    findings.extend(_texts(outline, steps))
+    return Verdict(
+        _status(outline, steps, findings, interrupted, awaiting), tuple(findings), unresolved, tuple(problems)
+    )
+
+
+def _status(
+    outline: Outline, steps: Sequence[Step], findings: Sequence[Finding], interrupted: bool, awaiting: bool
+) -> Status:
+    if outline.damage:
+        return "damaged"
+    if all(step.role == "system" for step in steps):
+        return "empty"
+    if awaiting:
+        return "awaiting-approval"
+    if interrupted:
+        return "interrupted"
+    if any(f.severity == "error" for f in findings):
+        return "broken"
+    return "draft" if is_draft(steps) else "ok"
+
+
+def is_draft(steps: Sequence[Step]) -> bool:
+    """Whether the last message is a user's that nobody answered."""
+    return bool(steps) and steps[-1].role == "user" and not steps[-1].results
+
+
+def _is_interrupted(steps: Sequence[Step], problems: Sequence[Problem]) -> bool:
+    newest = max(index for index, step in enumerate(steps) if step.calls)
+    return any(p.code == "unresolved-tool-call" and p.step == newest for p in problems) and all(
+        step.only_results for step in steps[newest + 1 :]
+    )
+
+
+def _texts(outline: Outline, steps: Sequence[Step]) -> list[Finding]:
+    """Findings that concern single messages, not pairs."""
+    found: list[Finding] = []
+    before = None
+    for index, step in enumerate(steps):
+        if step.empty_text:
+            found.append(finding("empty-text", place(outline, index), "an empty text; some APIs refuse it"))
+        if step.missing_content:
+            found.append(finding("missing-content", place(outline, index), "the message has no content"))
+        if outline.kind == "document" and step.role == before == "user" and not step.results:
+            found.append(finding("consecutive-user-messages", place(outline, index), "two user messages in a row"))
+        before = step.role
+    if is_draft(steps):
+        found.append(
+            finding("draft", place(outline, len(steps) - 1), "the last message was not answered", fixable=True)
+        )
+    return found
+
+
+def place(outline: Outline, step: int) -> str:
+    """Where a step of the history stands, for people: ``messages[3]`` or ``entry e3 (line 4, byte 512)``."""
+    return _at(outline.entries[outline.order[step]]) if outline.order else f"messages[{step}]"
+
+
+def damage_place(line: int | None, offset: int | None) -> str:
+    """Where damage lies, for people."""
+    if line is not None:
+        return f"line {line}, byte {offset or 0}"
+    return f"byte {offset}" if offset is not None else "file"
