@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 Kind = Literal["document", "log"]
 KINDS: tuple[Kind, ...] = ("document", "log")
@@ -49,7 +51,8 @@ class Record(NamedTuple):
     """One session as a store yields it: its name, its stamp and as much of the payload as was asked for.
 
     ``payload`` is None when it was not asked for, is larger than the reader's limit, or could not be read;
-    ``error`` then says why. ``whole`` is False when ``payload`` is only the end of the stored bytes.
+    ``error`` then says why, and ``code`` is the finding it stands for, if any. ``whole`` is False when ``payload`` is
+    only the end of the stored bytes.
     """
 
     ref: Ref
@@ -57,6 +60,7 @@ class Record(NamedTuple):
     payload: bytes | None = None
     whole: bool = True
     error: str | None = None
+    code: str = ""
 
 
 class Stray(NamedTuple):
@@ -160,8 +164,7 @@ class Message:
     branch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One line of a log: its id, its parent, its message (None: a root), and where its bytes lie in the payload."""
 
     id: str
@@ -172,8 +175,7 @@ class Entry:
     line: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(msgspec.Struct, frozen=True):
     """All that a list row, a status or a rule needs to know of a payload, without its texts.
 
     ``steps`` is the effective history (documents: the array; logs: the chain), None where there is none to be had.
@@ -210,4 +212,3 @@ class Session:
     outline: Outline
     messages: tuple[Message, ...] = ()
     others: tuple[Message, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 import msgspec
 
@@ -37,7 +36,9 @@ def outline(ref: Ref, payload: bytes, now: int) -> Outline:
         found = slow_document(payload, now)[0]
     if found.steps is not None and found.id not in (ref.key, split_composite(ref.key)[1]):
         said = "no text" if found.id is None else repr(found.id[:80])
-        found = replace(found, notes=(*found.notes, finding("id-mismatch", "id", f"the id inside is {said}")))
+        found = msgspec.structs.replace(
+            found, notes=(*found.notes, finding("id-mismatch", "id", f"the id inside is {said}"))
+        )
     return found
 
 

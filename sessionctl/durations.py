@@ -1,0 +1,70 @@
+"""Durations and moments as people write them, to ms."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from .errors import InvalidDuration, InvalidMoment
+from .keys import quoted
+
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_PART = re.compile(r"(\d{1,12})(ms|s|m|h|d|w)")
+_DURATION = re.compile(r"(\d{1,12}(ms|s|m|h|d|w))+\Z")
+LONGEST = 100 * 365 * 86_400_000
+"""ms: a hundred years. A longer duration is a slip of the hand."""
+
+
+def parse_duration(text: str, *, zero: bool = False) -> int:
+    """``90s 30m 24h 7d 2w 1h30m`` (and ``500ms``) in ms; raises InvalidDuration, also for zero unless ``zero``.
+
+    Each unit stands once, the larger before the smaller. ``m`` is minutes.
+    """
+    if zero and text == "0":
+        return 0
+    parts = _PART.findall(text) if text.isascii() and _DURATION.match(text) else []
+    units = [_UNITS[unit] for _, unit in parts]
+    total = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    if not parts or units != sorted(set(units), reverse=True) or total > LONGEST or (total == 0 and not zero):
+        raise InvalidDuration(quoted(text))
+    return total
+
+
+def parse_moment(text: str, now: int) -> int:
+    """A moment in ISO 8601 (local time without a zone), or a duration before ``now``; in ms. Raises InvalidMoment."""
+    try:
+        return now - parse_duration(text)
+    except InvalidDuration:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+        return round(moment.astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise InvalidMoment(quoted(text)) from None
+
+
+def iso(ms: int | None) -> str | None:
+    """ms since the epoch as ISO 8601 in UTC with milliseconds."""
+    if ms is None:
+        return None
+    seconds, rest = divmod(ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+
+
+def ago(ms: int) -> str:
+    """A span of time for people, in its largest unit: ``12 s``, ``5 min``, ``3 h``, ``8 d``."""
+    seconds = abs(ms) // 1000
+    for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // size} {unit}"
+    return f"{seconds // 86_400} d"
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: ``512 B``, ``1.4 KB``, ``3.2 MB``."""
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError

@@ -1,0 +1,223 @@
+"""Exclusive access to a session: in this process, and across processes on one file system.
+
+(The lock that agents share through Redis is LoopEngine's own and lives with the Redis store, in ``RedisLease``.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Hashable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from .errors import LockLost, SessionLocked, WriteFailed
+
+POLL = 0.05
+"""Seconds between two tries for a lock (FORMATS.md section 2: every 50 ms)."""
+
+
+class Holder(NamedTuple):
+    """Who holds a lock, as far as the lock tells. ``since`` and ``until`` are in ms, None: unknown, or no end."""
+
+    who: str
+    since: int | None = None
+    until: int | None = None
+    note: str = ""
+
+    def sentence(self, now: int) -> str:
+        """``locked by host:pid for 12 s, 18 s left``."""
+        parts = [f"locked by {self.who}"]
+        if self.since is not None:
+            parts.append(f"for {max(0, now - self.since) / 1000:.0f} s")
+        if self.until is not None:
+            parts.append(f"{max(0, self.until - now) / 1000:.0f} s left")
+        if self.note:
+            parts.append(self.note)
+        return ", ".join(parts)
+
+
+class Lease:
+    """A lock that is held. A context manager; ``check`` raises LockLost when it is no longer ours."""
+
+    def check(self) -> None:
+        """Raise LockLost if the lock has ended without us."""
+
+    def release(self) -> None:
+        """Give the lock back. Never raises for a lock that is already gone."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+
+class _Table:
+    """Mutexes by name, kept only while somebody holds or awaits one (no entry per name for ever)."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[Hashable, tuple[threading.Lock, int]] = {}
+
+    def acquire(self, name: Hashable, wait: float) -> bool:
+        with self._guard:
+            lock, users = self._locks.get(name, (threading.Lock(), 0))
+            self._locks[name] = (lock, users + 1)
+        got = False
+        try:
+            got = lock.acquire(timeout=wait) if wait > 0 else lock.acquire(blocking=False)
+        finally:
+            if not got:
+                self._leave(name)
+        return got
+
+    def release(self, name: Hashable) -> None:
+        self._locks[name][0].release()
+        self._leave(name)
+
+    def _leave(self, name: Hashable) -> None:
+        with self._guard:
+            lock, users = self._locks[name]
+            if users == 1:
+                del self._locks[name]
+            else:
+                self._locks[name] = (lock, users - 1)
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._locks
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+
+IN_PROCESS = _Table()
+"""All in-process locks; names are (store, key) pairs. Released by any thread, so that an event loop may hold one."""
+
+
+class LocalLease(Lease):
+    """A lock inside this process only; raises SessionLocked when it is not free within ``wait`` seconds."""
+
+    def __init__(self, name: Hashable, wait: float, what: str) -> None:
+        self._name = name
+        self._held = IN_PROCESS.acquire(name, wait)
+        if not self._held:
+            raise SessionLocked(f"{what} is locked by this process")
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            IN_PROCESS.release(self._name)
+
+
+class FileLease(Lease):
+    """A lock across the processes that use a folder: a file lock under ``.sessionctl/``, and a note of who holds it.
+
+    The file lock ends with its process, however that ends. The note lets readers tell without touching the lock; a note
+    of a dead process on this host counts for nothing.
+    """
+
+    def __init__(self, folder: Path, name: str, what: str, wait: float) -> None:
+        from filelock import FileLock, Timeout
+
+        deadline = time.monotonic() + wait
+        self._local = LocalLease((str(folder), name), wait, what)
+        self._lock_path = lock_path(folder, name)
+        try:
+            self._make_folder()
+            self._file = FileLock(self._lock_path, thread_local=False, poll_interval=POLL, mode=0o600)
+            self._file.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            self._write_note(name)
+        except Timeout:
+            self._local.release()
+            holder = file_holder(folder, name)
+            said = holder.sentence(time.time_ns() // 1_000_000) if holder else "locked by another process"
+            raise SessionLocked(f"{what} is {said}") from None
+        except OSError as error:
+            self._local.release()
+            raise WriteFailed(f"cannot lock {what}: {error.strerror or error} ({folder})") from error
+        except BaseException:
+            self._local.release()
+            raise
+
+    def _make_folder(self) -> None:
+        for folder in (self._lock_path.parent.parent, self._lock_path.parent):
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+
+    def _write_note(self, name: str) -> None:
+        note = {"name": name, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time_ns() // 1_000_000}
+        path = _note_path(self._lock_path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(note, file)
+
+    def check(self) -> None:
+        if not self._file.is_locked or not self._lock_path.exists():
+            raise LockLost("the lock file is gone; nothing was written under it")
+
+    def release(self) -> None:
+        if not self._file.is_locked:
+            return
+        # Unlinked while it is held: whoever gets hold of the old inode sees that it has no name and tries again.
+        for path in (_note_path(self._lock_path), self._lock_path):
+            with suppress(OSError):
+                path.unlink()
+        self._file.release()
+        for folder in (self._lock_path.parent, self._lock_path.parent.parent):
+            with suppress(OSError):
+                folder.rmdir()
+        self._local.release()
+
+
+def lock_path(folder: Path, name: str) -> Path:
+    """Where the lock of a name lies. The name is hashed: no text from outside becomes a path."""
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:32]
+    return folder / ".sessionctl" / "locks" / f"{digest}.lock"
+
+
+def _note_path(lock: Path) -> Path:
+    return lock.with_suffix(".json")
+
+
+def file_holder(folder: Path, name: str) -> Holder | None:
+    """Who holds a folder's lock of this name, from the note alone: reading never takes a lock."""
+    return _read_note(_note_path(lock_path(folder, name)))
+
+
+def held_names(folder: Path) -> dict[str, Holder]:
+    """All names of a folder that are locked now, with their holders."""
+    found: dict[str, Holder] = {}
+    with suppress(OSError):
+        for note in (folder / ".sessionctl" / "locks").glob("*.json"):
+            holder = _read_note(note)
+            if holder is not None:
+                found[holder.note] = holder._replace(note="")
+    return found
+
+
+def _read_note(path: Path) -> Holder | None:
+    try:
+        note = json.loads(path.read_bytes())
+        name, pid, host, since = str(note["name"]), int(note["pid"]), str(note["host"]), int(note["since"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if host == socket.gethostname() and not _alive(pid):
+        return None
+    return Holder(f"{host}:{pid}", since, None, name)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,157 @@
+"""The contract of a store: keys, kinds, payload bytes, ages, locks and versions. A store never looks inside a payload.
+
+A new store implements the abstract methods below and runs the contract tests (``tests/contract.py``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from types import TracebackType
+from typing import Final, Self
+
+from ..errors import SessionNotFound
+from ..keys import quoted
+from ..locks import Holder, Lease
+from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
+
+
+class Want(Enum):
+    """How much of each payload ``Store.records`` is to read."""
+
+    NAMES = "names"
+    TAIL = "tail"
+    WHOLE = "whole"
+
+
+class Any_(Enum):
+    """The type of ANY."""
+
+    ANY = "any"
+
+
+ANY: Final = Any_.ANY
+"""``expect=ANY``: write whatever is there now."""
+
+TAIL = 2048
+"""Bytes of a payload's end that ``Want.TAIL`` gives."""
+
+BIG = 4 << 20
+"""Bytes above which ``records`` leaves a payload to ``chunks``, so that memory stays bounded."""
+
+
+class Store(ABC):
+    """A place where sessions are kept. A context manager; made by ``open_store``.
+
+    ``url`` names it in output and holds no secret. ``kinds`` are those it can hold. Methods raise StoreError (exit code
+    7) when the store cannot be reached, and leave it unchanged whenever they raise.
+    """
+
+    url: str
+    kinds: tuple[Kind, ...] = KINDS
+
+    # --- reading: takes no lock, changes nothing --------------------------------------------------------------------
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether the place is there (a folder, a reachable server). False means empty, and made by the first write."""
+
+    @abstractmethod
+    def records(
+        self, want: Want = Want.WHOLE, refs: Iterable[Ref] | None = None, kinds: Iterable[Kind] = KINDS
+    ) -> Iterator[Record]:
+        """Every session (or those of ``refs`` that exist), each once, in no order.
+
+        One that cannot be read comes with ``error`` set; one that vanishes meanwhile is left out. A payload larger than
+        BIG comes as None with no error: read it by ``chunks``. Raises StoreNotFound where there is no store.
+        """
+
+    def strays(self) -> Iterator[Stray]:
+        """What else lies in the store: temporary files, links, sub-folders."""
+        return iter(())
+
+    def read_stray(self, stray: Stray) -> bytes:
+        """The bytes of a temporary file. Raises StoreError."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def chunks(self, ref: Ref) -> Iterator[bytes]:
+        """The whole payload piece by piece. Raises SessionNotFound, or StoreError when it cannot be read."""
+
+    def get(self, ref: Ref, want: Want = Want.WHOLE) -> Record:
+        """One session, whole whatever its size. Raises SessionNotFound, or StoreError when it cannot be read."""
+        for record in self.records(want, [ref]):
+            if record.error is None and record.payload is None and want is Want.WHOLE:
+                record = record._replace(payload=b"".join(self.chunks(ref)))
+            return record
+        raise SessionNotFound(quoted(ref.key))
+
+    def check_key(self, ref: Ref) -> None:
+        """Raise InvalidKey if this store can never hold a session of that key."""
+
+    @abstractmethod
+    def stamp(self, ref: Ref) -> Stamp | None:
+        """The session's version now, None if it does not exist."""
+
+    def checkpoints(self) -> Iterator[bytes]:
+        """The content of every stored checkpoint (FORMATS.md section 2, Pending approvals)."""
+        return iter(())
+
+    def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
+        """Who holds which session's lock now; told without taking a lock. ``refs`` narrows the question."""
+        return {}
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def put(
+        self,
+        ref: Ref,
+        payload: bytes,
+        *,
+        expect: Stamp | Any_ | None,
+        changed_at: int | None = None,
+        ttl_ms: int | None = None,
+    ) -> Stamp:
+        """Write a whole session, all or nothing, and return its stamp.
+
+        ``expect`` is the stamp it must still have, None if it must not exist, ANY for whatever; else SessionChanged.
+        ``changed_at`` (ms) becomes the payload's age and ``ttl_ms`` its remaining life, where the store keeps them;
+        ``ttl_ms=None`` writes a payload that does not expire.
+        """
+
+    @abstractmethod
+    def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
+        """Append whole lines (each ending in ``\\n``) to a log, in one write, durably; ``expect`` as for ``put``."""
+
+    @abstractmethod
+    def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
+        """Remove a session and its leftovers if it is still the version ``expect``.
+
+        Raises SessionChanged (it is another version), SessionNotFound (it is gone).
+        """
+
+    def remove_stray(self, stray: Stray) -> None:
+        """Remove something that is not a session, if it is still as it was seen. Raises SessionChanged."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def lock(self, ref: Ref, wait: float) -> Lease:
+        """Take the exclusive lock, waiting up to ``wait`` seconds. Raises SessionLocked, naming the holder."""
+
+    @abstractmethod
+    def lock_store(self, name: str) -> Lease:
+        """Take the store's own lock of that name (``gc`` or ``migrate``) at once. Raises StoreBusy."""
+
+    def close(self) -> None:
+        """Give back what the store holds open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"

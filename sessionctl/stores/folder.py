@@ -1,0 +1,335 @@
+"""Sessions as files in a folder: ``*.json`` documents and ``*.jsonl`` logs (FORMATS.md sections 1 and 2).
+
+One class serves both kinds, since a folder can hold both and every rule about files is the same for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidKey, SessionChanged, SessionLocked, SessionNotFound, StoreBusy, StoreError, StoreNotFound
+from ..keys import file_name, quoted
+from ..locks import FileLease, Holder, Lease, held_names
+from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
+from .base import BIG, TAIL, Any_, Store, Want
+from .files import READ, append_at, chunks_at, reason, remove_at, replace_at, stamp_at, stamp_of
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    ScandirIterator = AbstractContextManager[Iterator[os.DirEntry[str]]]
+
+_TEMPORARY = re.compile(r"(?P<name>.+)(?P<suffix>\.jsonl?)\.tmp\.\d+(\.[^.]*)?\Z", re.DOTALL)
+
+
+class FolderStore(Store):
+    """The sessions of one folder. Nothing below it is looked into, and nothing outside it is touched.
+
+    ``kinds`` limits it to documents or logs. The folder is made, mode 0700, by the first write.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kinds: tuple[Kind, ...] = KINDS) -> None:
+        self.path = Path(path)
+        self.kinds = kinds
+        self.url = f"{kinds[0]}s:{self.path}" if len(kinds) == 1 else str(self.path)
+        self._descriptor: int | None = None
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def _folder(self, *, make: bool = False) -> int:
+        """The folder's descriptor: all files are named relative to it, so that it cannot be swapped meanwhile."""
+        if self._descriptor is None:
+            if make:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise StoreNotFound(
+                    f"no session folder at {quoted(str(self.path), 300)}",
+                    hint="name another with --store or SESSIONCTL_STORE",
+                ) from None
+            except NotADirectoryError:
+                raise StoreError(f"{quoted(str(self.path), 300)} is not a folder") from None
+            except OSError as error:
+                raise StoreError(f"cannot open {quoted(str(self.path), 300)}: {reason(error)}") from error
+        return self._descriptor
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            self.close()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def records(
+        self, want: Want = Want.WHOLE, refs: Iterable[Ref] | None = None, kinds: Iterable[Kind] = KINDS
+    ) -> Iterator[Record]:
+        folder = self._folder()
+        wanted = frozenset(self.kinds) & frozenset(kinds)
+        for name, ref in self._named(refs) if refs is not None else self._found():
+            if ref.kind in wanted:
+                record = _load(folder, name, ref, want)
+                if record is not None:
+                    yield record
+
+    def _named(self, refs: Iterable[Ref]) -> Iterator[tuple[str, Ref]]:
+        folder = self._folder()
+        for ref in dict.fromkeys(refs):
+            with suppress(InvalidKey):
+                name = file_name(ref.key, ref.kind)
+                if _is_regular(folder, name):
+                    yield name, ref
+
+    def _found(self) -> Iterator[tuple[str, Ref]]:
+        with self._scan() as entries:
+            for entry in entries:
+                ref = _ref_of(entry.name)
+                if ref is not None and entry.is_file(follow_symlinks=False):
+                    yield entry.name, ref
+
+    def _scan(self) -> ScandirIterator:
+        try:
+            return os.scandir(self._folder())
+        except OSError as error:
+            raise StoreError(f"cannot list {quoted(str(self.path), 300)}: {reason(error)}") from error
+
+    def strays(self) -> Iterator[Stray]:
+        folder = self._folder()
+        with self._scan() as entries:
+            for entry in entries:
+                name = entry.name
+                if name[0] == ".":
+                    continue
+                ref = _ref_of(name)
+                if ref is not None:
+                    if ref.kind in self.kinds and not entry.is_file(follow_symlinks=False):
+                        yield Stray(name, _what(entry), ref)
+                elif match := _TEMPORARY.match(name):
+                    kind: Kind = "document" if match["suffix"] == ".json" else "log"
+                    stamp = _stamp_or_none(folder, name)
+                    if kind in self.kinds and stamp is not None:
+                        note = "is a temporary file that its writer left"
+                        yield Stray(name, note, Ref(match["name"], kind), "stray-temporary-file", stamp)
+                elif entry.is_dir(follow_symlinks=False):
+                    yield Stray(name, "is a sub-folder")
+
+    def chunks(self, ref: Ref) -> Iterator[bytes]:
+        name = self._name(ref)
+        folder = self._folder()
+        try:
+            yield from chunks_at(folder, name)
+        except FileNotFoundError:
+            raise SessionNotFound(quoted(ref.key)) from None
+        except OSError as error:
+            raise StoreError(f"cannot read {quoted(ref.key)}: {reason(error)}") from error
+
+    def read_stray(self, stray: Stray) -> bytes:
+        """The bytes of a temporary file. Raises StoreError."""
+        try:
+            return b"".join(chunks_at(self._folder(), stray.name))
+        except OSError as error:
+            raise StoreError(f"cannot read {stray.name!r}: {reason(error)}") from error
+
+    def check_key(self, ref: Ref) -> None:
+        file_name(ref.key, ref.kind)
+
+    def _name(self, ref: Ref) -> str:
+        try:
+            return file_name(ref.key, ref.kind)
+        except InvalidKey:
+            raise SessionNotFound(quoted(ref.key)) from None
+
+    def stamp(self, ref: Ref) -> Stamp | None:
+        folder, name = self._folder(), self._name(ref)
+        return stamp_at(folder, name) if _is_regular(folder, name) else None
+
+    def checkpoints(self) -> Iterator[bytes]:
+        """The checkpoints beside a folder of logs: ``../.checkpoints/checkpoints/*.json``."""
+        if "log" not in self.kinds:
+            return
+        place = Path(os.path.abspath(self.path)).parent / ".checkpoints" / "checkpoints"
+        with suppress(OSError):
+            for name in sorted(os.listdir(place)):
+                if name.endswith(".json"):
+                    with suppress(OSError), (place / name).open("rb") as file:
+                        yield file.read()
+
+    def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
+        held = held_names(self.path)
+        found: dict[Ref, Holder] = {}
+        for name, holder in held.items():
+            kind, _, key = name.partition(":")
+            for known in KINDS:
+                if kind == known:
+                    found[Ref(key, known)] = holder
+        return found if refs is None else {ref: found[ref] for ref in refs if ref in found}
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        ref: Ref,
+        payload: bytes,
+        *,
+        expect: Stamp | Any_ | None,
+        changed_at: int | None = None,
+        ttl_ms: int | None = None,
+    ) -> Stamp:
+        name = file_name(ref.key, ref.kind)
+        check = not isinstance(expect, Any_)
+        known = None if isinstance(expect, Any_) else expect
+        return replace_at(self._folder(make=True), name, payload, known, check=check, changed_at=changed_at)
+
+    def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
+        name = file_name(ref.key, ref.kind)
+        check = not isinstance(expect, Any_)
+        known = None if isinstance(expect, Any_) else expect
+        return append_at(self._folder(make=True), name, lines, known, check=check)
+
+    def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
+        folder, name = self._folder(), self._name(ref)
+        found = stamp_at(folder, name)
+        if found is None or not _is_regular(folder, name):
+            raise SessionNotFound(quoted(ref.key))
+        try:
+            remove_at(folder, name, found if isinstance(expect, Any_) else expect)
+        except FileNotFoundError:
+            raise SessionNotFound(quoted(ref.key)) from None
+        except SessionChanged:
+            raise SessionChanged(quoted(ref.key)) from None
+
+    def remove_stray(self, stray: Stray) -> None:
+        """Remove a temporary file if it is as it was seen, or a link (never what it points to)."""
+        folder = self._folder()
+        if stray.stamp is not None:
+            with suppress(FileNotFoundError):
+                remove_at(folder, stray.name, stray.stamp)
+        elif stray.note == _LINK and stat.S_ISLNK(os.stat(stray.name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(stray.name, dir_fd=folder)
+        else:
+            raise StoreError(f"{stray.name!r} {stray.note}; remove it by other means")
+
+    def lock(self, ref: Ref, wait: float) -> Lease:
+        self._folder(make=True)
+        return FileLease(self.path, f"{ref.kind}:{ref.key}", quoted(ref.key), wait)
+
+    def lock_store(self, name: str) -> Lease:
+        self._folder(make=True)
+        try:
+            return FileLease(self.path, f"store:{name}", f"this store ({self.url})", 0)
+        except SessionLocked as error:
+            raise StoreBusy(str(error)) from None
+
+
+_LINK = "is a link"
+
+
+def _what(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return _LINK
+    return "is a folder" if entry.is_dir(follow_symlinks=False) else "is not a regular file"
+
+
+def _ref_of(name: str) -> Ref | None:
+    """The session that a file's name stands for."""
+    if name[0] == ".":
+        return None
+    if name.endswith(".json"):
+        return Ref(name[:-5], "document")
+    return Ref(name[:-6], "log") if name.endswith(".jsonl") else None
+
+
+def _stamp_or_none(folder: int, name: str) -> Stamp | None:
+    try:
+        return stamp_at(folder, name)
+    except StoreError:
+        return None
+
+
+_FOLDS_NAMES = sys.platform in ("darwin", "win32")
+
+
+def _is_regular(folder: int, name: str) -> bool:
+    """Whether a file of exactly this name exists, also on a disk that folds case or Unicode forms."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and (not _FOLDS_NAMES or name in os.listdir(folder))
+
+
+def _load(folder: int, name: str, ref: Ref, want: Want) -> Record | None:
+    """Open, look, read, close. None for a file that is gone."""
+    try:
+        descriptor = os.open(name, READ, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        try:
+            found = stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
+        except OSError:
+            found = Stamp((), 0)
+        return Record(ref, found, error=reason(error))
+    try:
+        status = os.fstat(descriptor)
+        size = status.st_size
+        stamp = Stamp((status.st_ino, size, status.st_mtime_ns), size, status.st_mtime_ns // 1_000_000, "mtime")
+        if want is Want.NAMES:
+            return Record(ref, stamp)
+        if not stat.S_ISREG(status.st_mode):
+            return Record(ref, stamp, error="is not a regular file")
+        if want is Want.TAIL and size > TAIL:
+            return Record(ref, stamp, os.pread(descriptor, TAIL, size - TAIL), whole=False)
+        if size > BIG:
+            return Record(ref, stamp)
+        payload = os.read(descriptor, size + 1)
+        while len(payload) < size and (more := os.read(descriptor, size - len(payload) + 1)):
+            payload += more
+        if len(payload) != size:
+            # It grew or shrank under our hands: look again, so that stamp and payload belong together.
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            status = os.fstat(descriptor)
+            payload = b"".join(iter(lambda: os.read(descriptor, 1 << 20), b""))
+            stamp = stamp_of(status)
+        return Record(ref, stamp, payload)
+    except OSError as error:
+        return Record(ref, Stamp((), 0), error=reason(error))
+    finally:
+        os.close(descriptor)
+
+
+def _path(url: str) -> Path:
+    """The folder that ``scheme:PATH`` names; ``~`` is the home folder."""
+    text = url.partition(":")[2]
+    if text.startswith("//"):
+        text = "/" + text.lstrip("/")
+    if not text:
+        raise InvalidKey(f"{quoted(url)} names no folder")
+    return Path(text).expanduser()
+
+
+def open_file(url: str) -> FolderStore:
+    """``file:PATH``: whatever the folder holds."""
+    return FolderStore(_path(url))
+
+
+def open_documents(url: str) -> FolderStore:
+    """``documents:PATH``: documents only."""
+    return FolderStore(_path(url), ("document",))
+
+
+def open_logs(url: str) -> FolderStore:
+    """``logs:PATH``: logs only."""
+    return FolderStore(_path(url), ("log",))
