@@ -9,17 +9,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
 from ..history import finding
 from ..keys import split_composite
 from ..model import Outline, Ref, Session
+from .checkpoints import approvals
 from .documents import fast_document, parse_document, slow_document
 from .logs import LogReader, lines_of, read_line
 from .messages import message_of
 from .text import OLDEST, NotPlain
 
+__all__ = [
+    "approvals",
+    "outline",
+    "outline_chunks",
+    "outline_log",
+    "parse_document",
+    "quick_id",
+    "read",
+    "tail_times",
+]
+
+_FIRST_ID = re.compile(rb'\s*\{\s*"id"\s*:\s*"([^"\\\x00-\x1f\x80-\xff]*)"\s*,\s*"messages"')
 _TAIL_TIME = re.compile(rb'"(?:updatedAt|lastActivityAt)"\s*:\s*(\d{12,14})\s*[,}]')
 
 
@@ -52,6 +66,23 @@ def outline_log(chunks: Iterable[bytes], now: int) -> Outline:
     return reader.outline(size)
 
 
+def outline_chunks(ref: Ref, chunks: Iterable[bytes], now: int) -> Outline:
+    """The outline of a payload that comes in pieces; only a document is put together first."""
+    if ref.kind == "log":
+        return outline_log(chunks, now)
+    return outline(ref, b"".join(chunks), now)
+
+
+def quick_id(payload: bytes) -> str | None:
+    """A document's own id, without reading the rest where it stands first, as the writers put it."""
+    match = _FIRST_ID.match(payload)
+    if match:
+        return match[1].decode()
+    document, _ = parse_document(payload)
+    inner = document.get("id") if document else None
+    return inner if isinstance(inner, str) else None
+
+
 def read(ref: Ref, payload: bytes, now: int) -> Session:
     """The whole session, decoded. Never raises for what is stored: damage is part of the outline.
 
@@ -67,13 +98,31 @@ def read(ref: Ref, payload: bytes, now: int) -> Session:
         for line in lines_of([payload])
         for piece in read_line(line)[0]
     ]
-    inside = set(found.order)
+    branches = _branches(found)
     return Session(
         ref,
         found,
         tuple(decoded[i] for i in found.order),
-        tuple(m for i, m in enumerate(decoded) if i not in inside),
+        tuple(replace(decoded[i], branch=branch) for i, branch in branches.items()),
     )
+
+
+def _branches(found: Outline) -> dict[int, int]:
+    """The entries outside the history, each with the number of its branch (from 1): a child goes on its parent's."""
+    inside = set(found.order)
+    numbers: dict[int, int] = {}
+    by_id: dict[str, int] = {}
+    count = 0
+    for index, entry in enumerate(found.entries):
+        if index in inside:
+            continue
+        if entry.parent in by_id:
+            numbers[index] = by_id[entry.parent]
+        else:
+            count += 1
+            numbers[index] = count
+        by_id[entry.id] = numbers[index]
+    return numbers
 
 
 def tail_times(tail: bytes, now: int) -> int | None:

@@ -156,9 +156,7 @@ def message_of(message: Any, *, fallback_id: str | None = None, branch: int = 0)
         return Message(fallback_id, "", "", raw=message, branch=branch)
     content = message.get("content")
     results = tuple(shown for _, shown in results_of(message))
-    if message.get("role") == "tool":
-        text = ""
-    elif isinstance(content, list):
+    if isinstance(content, list) and message.get("role") != "tool":
         text = "\n".join(
             _describe_block(b)
             for b in content

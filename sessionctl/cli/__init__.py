@@ -1,0 +1,149 @@
+"""The command line: one file per command, loaded when it is called; errors become exit codes here and only here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import SessionctlError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS: dict[str, str] = {
+    "list": "list",
+    "show": "show",
+    "gc": "gc",
+    "delete": "delete",
+}
+"""Command to the module of this package that holds it."""
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+class LazyGroup(TyperGroup):
+    """Loads a command's module when it is named, so that starting stays instant."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = dict.fromkeys(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if self.commands[cmd_name] is None:
+            app = import_module(f".{COMMANDS[cmd_name]}", __package__).app
+            command = typer.main.get_command(app)
+            command.name = cmd_name
+            self.commands[cmd_name] = command
+        return self.commands[cmd_name]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise typer.Exit(PIPE_CLOSED) from None
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from .. import __version__
+
+        print(f"sessionctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Look after the stored sessions of AI agents: list, show, follow, prune, move and repair them.
+
+    Stores are folders of Seepient documents and LoopEngine logs, Redis, and SQL; see --store of each command.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with the exit code of DESIGN.md."""
+    code = call(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    if code == PIPE_CLOSED:
+        # Nothing may be written at exit any more: the reader is gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal's encoding lacks is escaped; output never fails for it.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        result = typer.main.get_command(app).main(list(arguments), prog_name="sessionctl", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except SessionctlError as error:
+        report(error, arguments)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: every bug ends in one line
+        return _unexpected(error, arguments)
+
+
+def report(error: SessionctlError, arguments: Sequence[str]) -> None:
+    """Print an error to stderr: one line and a hint, or an object with ``-o json``."""
+    from .output import wants_json, write_error
+
+    write_error(error.code, str(error), error.hint, as_json=wants_json(arguments))
+
+
+def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
+    """Usage errors of the parser, and bugs."""
+    from .output import wants_json, write_error
+
+    as_json = wants_json(arguments)
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2  # the parser has printed the help
+        path = context.command_path if context is not None else "sessionctl"
+        write_error("usage", format_message(), f"see {path} --help", as_json=as_json)
+        return int(getattr(error, "exit_code", 2))
+    if os.environ.get("SESSIONCTL_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    write_error(
+        "bug",
+        f"{type(error).__name__}: {error}",
+        "this is a bug in sessionctl; run again with SESSIONCTL_DEBUG=1 and report what it prints",
+        as_json=as_json,
+    )
+    return 1

@@ -1,0 +1,66 @@
+"""``sessionctl delete``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from ..durations import parse_duration
+from ..errors import SessionInUse, SomeFailed, UsageError
+from ..ops import gc as ops
+from ..ops.select import Context, Summary, summarise
+from ..stores.base import Want
+from .ids import named
+from .options import SAFETY, Common, Safety, now_ms, takes, wait_seconds
+from .removal import FORMATS, Report, carry_out, tell_missing
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples:\n\n  sessionctl delete user-alice-session --dry-run\n\n"
+    "  sessionctl list --status empty -o ids | sessionctl delete - --yes"
+)
+@takes
+def delete(
+    common: Common,
+    safety: Safety,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID...", help="Key, id, or start of one; - reads them from stdin.", show_default=False),
+    ] = None,
+    lock_wait: Annotated[
+        str, typer.Option("--lock-wait", help="How long to wait for a locked session.", rich_help_panel=SAFETY)
+    ] = "15s",
+) -> None:
+    """Remove the named sessions.
+
+    Locked and active sessions, those awaiting approval and those of uncertain age are kept, unless --force is given.
+    """
+    started, now = time.monotonic(), now_ms()
+    out = common.out(*FORMATS)
+    if not ids:
+        raise UsageError("name the sessions to delete", hint="sessionctl list shows them; - reads ids from stdin")
+    guard = ops.Protection(parse_duration(safety.min_idle, zero=True), force=safety.force, wait_for_locks=True)
+    wait = wait_seconds(lock_wait)
+    with common.open() as store:
+        found = named(store, ids)
+        context = Context.of(store, now, found.refs)
+        summaries = [summarise(store, record, context) for record in store.records(Want.WHOLE, found.refs)]
+        plan = ops.plan_delete(summaries, guard, now, context, store.url, len(found.refs))
+        report = Report(out, plan, dry_run=safety.dry_run, started=started)
+
+        def recheck(summary: Summary, at: int) -> str | None:
+            return ops.protection(summary, guard, at)
+
+        code = carry_out(report, store, common, safety, recheck, what="", lock_wait=wait)
+    tell_missing(out, found.missing)
+    if not code and found.missing:
+        code = SomeFailed.exit_code
+    if not code and report.outcome.skipped:
+        code = SessionInUse.exit_code
+        if out.format == "table":
+            out.note("--force deletes it all the same")
+    raise typer.Exit(code)

@@ -1,0 +1,46 @@
+"""From the ids that a command was given to the sessions that they name."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from ..errors import InvalidKey, SessionctlError, SessionNotFound, UsageError
+from ..model import KINDS, Kind, Ref
+from ..ops.select import resolve
+from ..stores.base import Store
+
+
+class Named(NamedTuple):
+    """The sessions that were named, each once, and the ids from standard input that name none."""
+
+    refs: list[Ref]
+    missing: list[tuple[str, SessionctlError]]
+
+
+def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS) -> Named:
+    """Resolve all ids before anything is done; ``-`` reads them from standard input, one a line or ended by NUL.
+
+    An id of the command line that names nothing raises; one of standard input is told at the end, the others are done.
+    """
+    refs: dict[Ref, None] = {}
+    missing: list[tuple[str, SessionctlError]] = []
+    for text in ids:
+        if text != "-":
+            refs.update(dict.fromkeys(resolve(store, text, kinds)))
+    if "-" in ids:
+        for text in read_ids():
+            try:
+                refs.update(dict.fromkeys(resolve(store, text, kinds)))
+            except (SessionNotFound, InvalidKey) as error:
+                missing.append((text, error))
+    return Named(list(refs), missing)
+
+
+def read_ids() -> list[str]:
+    """The ids on standard input."""
+    if sys.stdin is None:
+        raise UsageError("there is no standard input to read ids from")
+    text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    parts = text.split("\0") if "\0" in text else text.splitlines()
+    return list(dict.fromkeys(part for part in parts if part))

@@ -1,0 +1,145 @@
+"""``sessionctl list``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from ..errors import SomeFailed, UsageError
+from ..ops.select import SORTS, Filter, Summary, ordered, survey
+from .options import STORE, Common, Filters, choice, now_ms, takes
+from .output import FORMATS, Output, plain_table, plural
+from .rows import COLUMNS, STATUS_STYLES, cells, problems, row
+
+app = typer.Typer()
+AT_A_TERMINAL = 50
+"""Rows that a terminal shows unless told otherwise."""
+MOST_STYLED = 2000
+"""Rows that are worth colours; more are written plainly, which is much faster."""
+MOST_NOTES = 5
+HEAD = ("KEY", "STATUS", "MSGS", "AGE", "SIZE", "NOTE")
+RIGHT = (2, 3, 4)
+
+
+@app.command(
+    epilog="Examples:\n\n  sessionctl list --status interrupted --older-than 1h\n\n  sessionctl list -o ids | head -n 3"
+)
+@takes
+def list_sessions(
+    common: Common,
+    filters: Filters,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATTERN]...", help="Keys or ids, with * ? [...].", show_default=False),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", help="Not active since: 24h, 2026-01-31, …", rich_help_panel="Which sessions"),
+    ] = None,
+    sort: Annotated[str, typer.Option("--sort", help=f"{', '.join(SORTS)}.", rich_help_panel=STORE)] = "activity",
+    reverse: Annotated[
+        bool, typer.Option("-r", "--reverse", help="The other way round.", rich_help_panel=STORE)
+    ] = False,
+    limit: Annotated[int | None, typer.Option("--limit", help="At most so many.", min=0, rich_help_panel=STORE)] = None,
+    all_: Annotated[
+        bool, typer.Option("-a", "--all", help="All rows, also at a terminal.", rich_help_panel=STORE)
+    ] = False,
+) -> None:
+    """List sessions, the newest first, with their status and what is wrong with them."""
+    out = common.out(*FORMATS)
+    now = now_ms()
+    chosen = filters.build(now, tuple(patterns or ()), older_than)
+    choice("sort", sort, tuple(SORTS))
+    if all_ and limit is not None:
+        raise UsageError("--all and --limit exclude each other")
+    with common.open() as store:
+        seen = _Counter()
+        kept = seen.through(survey(store, now, kinds=filters.kinds), chosen)
+        shown = ordered(kept, sort, reverse=reverse, limit=_limit(out, limit, all_))
+        if out.format == "table":
+            _table(out, shown, now)
+        else:
+            out.rows(map(row, shown), COLUMNS)
+        _say(out, seen, len(shown), store.url, [f"{s.name} {s.note}" for s in store.strays()])
+    if seen.unreadable:
+        raise SomeFailed(
+            f"{plural(len(seen.unreadable), 'session')} could not be read: "
+            + ", ".join(f"{s.key} ({s.error})" for s in seen.unreadable[:3])
+        )
+
+
+def _limit(out: Output, limit: int | None, all_: bool) -> int | None:
+    if limit is None and out.format == "table" and out.is_terminal and not all_:
+        return AT_A_TERMINAL
+    return limit
+
+
+class _Counter:
+    """Counts what passes by."""
+
+    def __init__(self) -> None:
+        self.all = self.kept = self.damaged = 0
+        self.unreadable: list[Summary] = []
+
+    def through(self, summaries: Iterator[Summary], chosen: Filter) -> Iterator[Summary]:
+        """The summaries that are chosen."""
+        for summary in summaries:
+            self.all += 1
+            if summary.error is not None:
+                self.unreadable.append(summary)
+            if chosen.allows(summary):
+                self.kept += 1
+                self.damaged += summary.status == "damaged" and summary.error is None
+                yield summary
+
+
+def _table(out: Output, summaries: list[Summary], now: int) -> None:
+    if not summaries:
+        return
+    if not out.is_terminal or len(summaries) > MOST_STYLED:
+        for line in plain_table(HEAD, (cells(s, now, full_key=True) for s in summaries), RIGHT):
+            out.print(line)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    table.add_column("KEY", overflow="ellipsis", no_wrap=True, ratio=None, min_width=12)
+    table.add_column("STATUS", no_wrap=True)
+    for name in HEAD[2:5]:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("NOTE", overflow="ellipsis", no_wrap=True)
+    for summary in summaries:
+        key, status, *rest, note = cells(summary, now, full_key=False)
+        bad = bool(problems(summary))
+        table.add_row(
+            Text(key),
+            Text(status, STATUS_STYLES[status]),
+            *map(Text, rest),
+            Text(note, "yellow" if bad else "dim"),
+        )
+    out.console().print(table)
+
+
+def _say(out: Output, seen: _Counter, shown: int, store: str, strays: list[str]) -> None:
+    """The count, and all that is worth a word, on stderr."""
+    for stray in strays[:MOST_NOTES]:
+        out.note(f"note: {stray}")
+    if len(strays) > MOST_NOTES:
+        out.note(f"note: and {len(strays) - MOST_NOTES} more things that are not sessions")
+    if out.format != "table":
+        return
+    if not seen.all:
+        out.note(f"no sessions in {store} (name another store with --store or SESSIONCTL_STORE)")
+        return
+    parts = [f"{shown} of {seen.kept} sessions" if shown < seen.kept else f"{plural(seen.kept, 'session')}"]
+    if seen.kept < seen.all:
+        parts.append(f"{seen.all} in the store")
+    if seen.damaged:
+        parts.append(f"{seen.damaged} damaged")
+    if seen.unreadable:
+        parts.append(f"{len(seen.unreadable)} unreadable")
+    more = " (--all shows all)" if shown < seen.kept else ""
+    out.note(", ".join(parts) + more)

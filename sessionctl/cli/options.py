@@ -1,0 +1,201 @@
+"""Options that several commands share, as groups: a command names a group and gets one object with the values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ..durations import parse_duration, parse_moment
+from ..errors import UsageError
+from ..model import KINDS, STATUSES, Kind
+
+if TYPE_CHECKING:
+    from ..ops.select import Filter
+    from ..stores.base import Store
+    from .output import Output
+
+STORE, FILTER, SAFETY = "Store and output", "Which sessions", "Safety"
+
+
+def now_ms() -> int:
+    """The time, in ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Common:
+    """``--store``, ``--output`` and what goes with them."""
+
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "-s",
+            "--store",
+            help="Folder, URL (redis://, sqlite:///, …) or configured name. Default: $SESSIONCTL_STORE, else the "
+            "configured default, else $SEEPIENT_SESSION_DIR, else ~/.seepient/sessions.",
+            rich_help_panel=STORE,
+            show_default=False,
+        ),
+    ] = None
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="table, json, jsonl, csv or ids.", rich_help_panel=STORE)
+    ] = "table"
+    null: Annotated[
+        bool, typer.Option("-0", "--null", help="End each id with NUL, not a newline (-o ids).", rich_help_panel=STORE)
+    ] = False
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=STORE)] = False
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Say nothing but errors on stderr.", rich_help_panel=STORE)
+    ] = False
+
+    def open(self) -> Store:
+        """The store that is meant."""
+        from ..stores import open_store
+
+        return open_store(default_store(self.store))
+
+    def out(self, *formats: str) -> Output:
+        """The output in the wanted format; UsageError for one that this command does not have."""
+        from .output import Output
+
+        return Output(choice("output", self.output, formats), self.null, verbose=self.verbose, quiet=self.quiet)
+
+
+def default_store(named: str | None) -> str:
+    """The store a command works on (DESIGN.md, Where a store is named)."""
+    if named is not None:
+        if not named:
+            raise UsageError("--store is empty")
+        return named
+    from ..config import load
+    from ..stores import default_folder
+
+    return os.environ.get("SESSIONCTL_STORE") or load().default or default_folder()
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The filters of ``list``, which narrow other commands too."""
+
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", help=f"{', '.join(STATUSES)}; may be repeated.", rich_help_panel=FILTER),
+    ] = None
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="document or log.", rich_help_panel=FILTER)] = None
+    provider: Annotated[str | None, typer.Option("--provider", help="Name or pattern.", rich_help_panel=FILTER)] = None
+    model: Annotated[str | None, typer.Option("--model", help="Name or pattern.", rich_help_panel=FILTER)] = None
+    owner: Annotated[str | None, typer.Option("--owner", help="Name or pattern.", rich_help_panel=FILTER)] = None
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Name or pattern.", rich_help_panel=FILTER)] = None
+    environment: Annotated[
+        str | None, typer.Option("--environment", help="Name or pattern.", rich_help_panel=FILTER)
+    ] = None
+    agent: Annotated[str | None, typer.Option("--agent", help="Name or pattern.", rich_help_panel=FILTER)] = None
+    locked: Annotated[
+        bool | None, typer.Option("--locked/--not-locked", help="Locked now, or not.", rich_help_panel=FILTER)
+    ] = None
+    newer_than: Annotated[
+        str | None,
+        typer.Option("--newer-than", help="Active since: 24h, 2026-01-31, …", rich_help_panel=FILTER),
+    ] = None
+
+    def build(self, now: int, patterns: tuple[str, ...] = (), older_than: str | None = None) -> Filter:
+        """The filter; raises UsageError for unknown words."""
+        from ..ops.select import Filter
+
+        return Filter(
+            patterns,
+            frozenset(choice("status", s, STATUSES) for s in self.status or ()),
+            frozenset(choice("kind", k, KINDS) for k in self.kind or ()),
+            parse_moment(older_than, now) if older_than is not None else None,
+            parse_moment(self.newer_than, now) if self.newer_than is not None else None,
+            self.provider,
+            self.model,
+            self.owner,
+            self.tenant,
+            self.environment,
+            self.agent,
+            self.locked,
+        )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        wanted = tuple(kind for kind in KINDS if kind in (self.kind or ()))
+        return wanted or KINDS
+
+
+@dataclass(frozen=True)
+class Safety:
+    """What destructive commands share."""
+
+    dry_run: Annotated[
+        bool, typer.Option("-n", "--dry-run", help="Show what would be done; do nothing.", rich_help_panel=SAFETY)
+    ] = False
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Do not ask (needed without a terminal).", rich_help_panel=SAFETY)
+    ] = False
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also what is locked, in use or of uncertain age.", rich_help_panel=SAFETY),
+    ] = False
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", help="Store to copy each session to, verified, first.", rich_help_panel=SAFETY),
+    ] = None
+    min_idle: Annotated[
+        str, typer.Option("--min-idle", help="Protect what changed within this time.", rich_help_panel=SAFETY)
+    ] = "60s"
+
+
+def wait_seconds(text: str) -> float:
+    """``--lock-wait`` in seconds."""
+    return parse_duration(text, zero=True) / 1000
+
+
+def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """``value`` if it is allowed; else a UsageError that names the nearest and all."""
+    if value in allowed:
+        return value
+    from difflib import get_close_matches
+
+    from ..keys import quoted
+
+    near = get_close_matches(value, allowed, 1)
+    raise UsageError(
+        f"no such {name}: {quoted(value)}" + (f"; did you mean {near[0]}?" if near else ""),
+        hint=f"it is one of {', '.join(allowed)}",
+    )
+
+
+def takes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a command name option groups: each parameter whose type is a group becomes the group's options.
+
+    Groups are dataclasses of annotated fields; the command is called with one object a group.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if hasattr(hint, "__dataclass_fields__")}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
+            continue
+        group_hints = get_type_hints(groups[name], include_extras=True)
+        parameters.extend(
+            inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=group_hints[f.name])
+            for f in fields(groups[name])
+        )
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        return function(**values, **made)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command

@@ -1,0 +1,196 @@
+"""What ``gc`` and ``delete`` share: show the plan, ask, carry it out, say what was done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from ..durations import ago, iso, size
+from ..errors import NeedsConfirmation, SessionctlError, SomeFailed
+from ..keys import quoted
+from ..ops import gc as ops
+from ..ops.select import Summary
+from ..stores.base import Store
+from .options import Common, Safety, now_ms
+from .output import Output, plain_table, plural, safe_line
+from .progress import progress, stop_between
+from .rows import short_key
+
+FORMATS = ("table", "json", "jsonl", "ids")
+
+
+class Report:
+    """One run of a removing command: its plan, what came of it, and how it is told."""
+
+    def __init__(self, out: Output, plan: ops.Plan, *, dry_run: bool, started: float) -> None:
+        self.out = out
+        self.plan = plan
+        self.dry_run = dry_run
+        self.started = started
+        self.outcome = ops.Outcome(skipped=list(plan.skipped), failed=list(plan.unreadable))
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of DESIGN.md."""
+        outcome = self.outcome
+        value: dict[str, Any] = {
+            "store": self.plan.store,
+            "dry_run": self.dry_run,
+            "scanned": self.plan.scanned,
+            "matched": len(self.plan.actions) + len(self.plan.skipped),
+            "matched_bytes": self.plan.bytes,
+            "deleted": len(outcome.deleted),
+            "archived": len(outcome.archived),
+            "freed_bytes": outcome.freed,
+            "skipped": [{"key": s.ref.key, "reason": s.reason} for s in outcome.skipped],
+            "failed": [{"key": f.ref.key, "error": f.error} for f in outcome.failed],
+            "seconds": round(time.monotonic() - self.started, 3),
+        }
+        if self.out.verbose or self.dry_run:
+            done = self.plan.actions if self.dry_run else outcome.deleted
+            value["keys"] = [action.ref.key for action in done]
+        return value
+
+    def show_plan(self) -> None:
+        """Each session with the reason, as a table."""
+        if not self.plan.actions:
+            return
+        wide = not self.out.is_terminal
+        rows = (
+            (
+                safe_line(a.ref.key) if wide else short_key(a.ref.key),
+                "–" if a.messages is None else str(a.messages),
+                size(a.stamp.size),
+                a.reason,
+            )
+            for a in self.plan.actions
+        )
+        for line in plain_table(("KEY", "MSGS", "SIZE", "REASON"), rows, (1, 2)):
+            self.out.print(line)
+
+    def totals(self) -> str:
+        """``2 sessions, 5 messages, 1.2 KB`` of what is planned or, after the act, of what was done."""
+        actions = self.plan.actions if self.dry_run else self.outcome.deleted
+        messages = sum(a.messages or 0 for a in actions)
+        total = sum(a.stamp.size for a in actions)
+        return f"{plural(len(actions), 'session')}, {plural(messages, 'message')}, {size(total)}"
+
+    def say(self) -> None:
+        """The result, in the wanted format, and a line for people."""
+        out = self.out
+        if out.format in ("json", "jsonl"):
+            out.value(self.as_json())
+        elif out.format == "ids":
+            done = self.plan.actions if self.dry_run else self.outcome.deleted
+            out.rows(({"key": a.ref.key} for a in done), ("key",))
+        elif self.dry_run:
+            self.show_plan()
+        else:
+            for action in self.outcome.deleted:
+                at = action.last_activity_at
+                span = "age unknown" if at is None else ago(self.plan.made_at - at)
+                out.print(f"deleted {safe_line(action.ref.key)}  {span}  {size(action.stamp.size)}")
+        self._say_rest()
+
+    def _say_rest(self) -> None:
+        out, outcome = self.out, self.outcome
+        if out.format == "table" or out.verbose:
+            for skip in outcome.skipped:
+                out.note(f"skipped {skip.ref.key}: {skip.reason}")
+        for failure in outcome.failed:
+            out.note(f"failed {failure.ref.key}: {failure.error}")
+        verb = "would delete" if self.dry_run else "deleted"
+        line = f"{verb} {self.totals()}"
+        if outcome.archived:
+            line += f", {len(outcome.archived)} archived"
+        for name, count in (("skipped", len(outcome.skipped)), ("failed", len(outcome.failed))):
+            line += f", {count} {name}" if count else ""
+        out.note(f"{line}, {self.plan.scanned:,} looked at")
+
+
+def carry_out(
+    report: Report,
+    store: Store,
+    common: Common,
+    safety: Safety,
+    recheck: Callable[[Summary, int], str | None],
+    *,
+    what: str,
+    lock_wait: float,
+) -> int:
+    """Ask, act and tell; the exit code. With ``--dry-run`` or nothing to do, only tell."""
+    plan = report.plan
+    if safety.dry_run or not plan.actions:
+        report.say()
+        return exit_code(report.outcome)
+    confirm(report, safety, what)
+    code: int | None = None
+    archive = None
+    if safety.archive is not None:
+        from ..stores import open_store
+
+        archive = open_store(safety.archive)
+    with progress("deleting", len(plan.actions), quiet=common.quiet) as tick, stop_between(tick) as step:
+        try:
+            ops.apply(
+                store,
+                plan,
+                report.outcome,
+                now=now_ms,
+                recheck=recheck,
+                archive=archive,
+                lock_wait=lock_wait,
+                locks=not safety.force,
+                tick=step,
+            )
+        except KeyboardInterrupt:
+            code = 130
+        finally:
+            if archive is not None:
+                archive.close()
+    report.say()
+    if code == 130:
+        report.out.note(f"interrupted: {len(plan.actions) - len(report.outcome.deleted)} sessions were not deleted")
+        raise KeyboardInterrupt
+    return exit_code(report.outcome)
+
+
+def confirm(report: Report, safety: Safety, what: str) -> None:
+    """Show the plan and ask at a terminal; elsewhere ``--yes`` is needed, else NeedsConfirmation is raised."""
+    if safety.yes:
+        return
+    plan = report.plan
+    summary = f"{plural(len(plan.actions), 'session')}, {size(plan.bytes)}{what}"
+    if not report.out.can_ask:
+        raise NeedsConfirmation(
+            f"this would delete {summary}; it needs --yes when there is no terminal",
+            hint="look first with --dry-run",
+        )
+    report.show_plan()
+    for skip in plan.skipped:
+        report.out.note(f"kept {skip.ref.key}: {skip.reason}")
+    where = f" (a copy goes to {safe_line(safety.archive)})" if safety.archive else ""
+    if not typer.confirm(f"Delete {summary}{where}?", err=True):
+        report.out.note("nothing was deleted")
+        raise typer.Exit(0)
+
+
+def exit_code(outcome: ops.Outcome) -> int:
+    """8 where sessions failed and others were done; the failure's own code where it is the only one."""
+    if not outcome.failed:
+        return 0
+    codes = {failure.exit_code for failure in outcome.failed}
+    return codes.pop() if len(codes) == 1 and not outcome.deleted else SomeFailed.exit_code
+
+
+def tell_missing(out: Output, missing: list[tuple[str, SessionctlError]]) -> None:
+    """Say which ids of standard input name nothing."""
+    for text, error in missing:
+        out.note(f"{quoted(text)}: {error}")
+
+
+def cutoff(made_at: int, spans: list[int]) -> str:
+    """The exact moment before which sessions are expired."""
+    return f", last active before {iso(made_at - min(spans))}" if spans else ""

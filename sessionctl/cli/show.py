@@ -1,0 +1,103 @@
+"""``sessionctl show``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from .. import codec
+from ..errors import SessionDamaged, SomeFailed, StoreError, UsageError
+from ..model import Session
+from ..ops.select import Context, Summary, summarise
+from ..stores.base import Store, Want
+from .ids import named
+from .options import STORE, Common, now_ms, takes
+from .output import Output, safe
+from .removal import tell_missing
+from .rows import row
+from .transcript import markdown, message_objects, transcript
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Examples:\n\n  sessionctl show interrupted-one\n\n  sessionctl show user-alice-session --last 2 -o json"
+)
+@takes
+def show(
+    common: Common,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ID...", help="Key, id, or a start of one; - reads them from stdin.", show_default=False
+        ),
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", min=0, help="Only the last N messages.", rich_help_panel=STORE)
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Cut no text.", rich_help_panel=STORE)] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Also the branches of a log.", rich_help_panel=STORE)] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The stored bytes, exactly.", rich_help_panel=STORE)] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.", rich_help_panel=STORE)] = False,
+) -> None:
+    """Print the transcript of sessions, with tool calls and their results folded in their place."""
+    out = common.out("table", "json", "jsonl")
+    if not ids:
+        raise UsageError("name the sessions to show", hint="sessionctl list shows them; - reads ids from stdin")
+    if raw and (as_markdown or tree or last is not None or out.format != "table"):
+        raise UsageError("--raw prints the bytes as they are and goes with no other form of output")
+    now = now_ms()
+    code = 0
+    objects: list[dict[str, Any]] = []
+    with common.open() as store:
+        found = named(store, ids)
+        if raw:
+            for ref in found.refs:
+                _raw(out, store, ref)
+        else:
+            context = Context.of(store, now, found.refs)
+            for number, record in enumerate(store.records(Want.WHOLE, found.refs)):
+                if record.error is not None:
+                    raise StoreError(f"cannot read {record.ref.key!r}: {record.error}")
+                if record.payload is None:
+                    record = store.get(record.ref)
+                summary = summarise(store, record, context)
+                session = codec.read(record.ref, record.payload or b"", now)
+                if summary.status == "damaged":
+                    code = SessionDamaged.exit_code
+                if out.format != "table":
+                    value = row(summary) | {"messages": message_objects(session, summary, last, tree)}
+                    if out.format == "jsonl":
+                        out.value(value)
+                    objects.append(value)
+                elif as_markdown:
+                    out.print(safe(markdown(session, summary, last)))
+                else:
+                    if number:
+                        out.print()
+                    transcript(out, session, summary, last=last, full=full, tree=tree, now=now)
+                _say_damage(out, session, summary)
+    if out.format == "json":
+        out.value(objects)
+    tell_missing(out, found.missing)
+    if found.missing and not code:
+        code = SomeFailed.exit_code
+    raise typer.Exit(code)
+
+
+def _raw(out: Output, store: Store, ref: Any) -> None:
+    """The stored bytes; at a terminal with every control character made visible."""
+    for chunk in store.chunks(ref):
+        if out.is_terminal:
+            sys.stdout.write(safe(chunk.decode("utf-8", "backslashreplace")))
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(chunk)
+
+
+def _say_damage(out: Output, session: Session, summary: Summary) -> None:
+    for damage in summary.verdict.findings:
+        if damage.severity == "error" or damage.code in ("missing-parent", "missing-final-newline"):
+            out.note(f"{session.ref.key}: {damage.where}: {damage.message} ({damage.code})")

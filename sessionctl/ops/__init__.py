@@ -1,0 +1,1 @@
+"""What the commands do, as a library. Nothing here prints."""

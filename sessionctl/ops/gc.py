@@ -1,0 +1,383 @@
+"""Removing sessions: which ones a rule calls expired, which are protected, and the removal itself.
+
+Deciding is pure (``expired``, ``protection``, ``surplus``); a plan lists what was decided with the version of each
+session it was decided for; ``apply`` acts one session at a time and skips what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from .. import codec
+from ..durations import ago, iso
+from ..errors import SessionChanged, SessionctlError, SessionLocked, SessionNotFound, SomeFailed
+from ..model import Record, Ref, Stamp, Stray
+from ..stores.base import Store, Want
+from .select import Context, Filter, Summary, summarise
+
+MIN_IDLE = 60_000
+"""ms: a session that changed within this time is taken to be in use."""
+_BATCH = 500
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What makes a session expired; either rule suffices. Spans are in ms; ``keep_last`` counts per owner."""
+
+    older_than: int | None = None
+    ttl: int | None = None
+    idle: int | None = None
+    keep_last: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(v is not None for v in (self.older_than, self.ttl, self.idle, self.keep_last))
+
+    @property
+    def by_age_only(self) -> bool:
+        return self.ttl is None and self.keep_last is None
+
+
+class Protection(msgspec.Struct, frozen=True):
+    """What keeps sessions from removal. ``min_idle`` is in ms, ``patterns`` are keys that are never touched.
+
+    ``wait_for_locks``: a lock held now is no reason yet, since it will be waited for.
+    """
+
+    min_idle: int = MIN_IDLE
+    include_damaged: bool = True
+    patterns: tuple[str, ...] = ()
+    force: bool = False
+    wait_for_locks: bool = False
+
+
+def expired(summary: Summary, rules: Rules, now: int) -> str | None:
+    """Why a session is expired by age, for people; None if it is not (FORMATS.md section 1, Limits; end of section 4)."""
+    active, created = summary.last_activity_at, summary.outline.created_at
+    if active is not None:
+        if rules.older_than is not None and now - active > rules.older_than:
+            return f"last updated {ago(now - active)} ago"
+        if rules.idle is not None and now - active > rules.idle:
+            return f"idle for {ago(now - active)}"
+    if rules.ttl is not None and created is not None and now - created > rules.ttl:
+        return f"created {ago(now - created)} ago"
+    return None
+
+
+def surplus(summaries: Iterable[Summary], keep: int) -> set[Ref]:
+    """The sessions beyond the newest ``keep`` of each owner (logs: of each tenant); those of unknown age do not count."""
+    groups: dict[tuple[str, str | None], list[tuple[int, Ref]]] = {}
+    for summary in summaries:
+        if summary.last_activity_at is not None:
+            group = (summary.ref.kind, summary.owner or summary.tenant)
+            groups.setdefault(group, []).append((summary.last_activity_at, summary.ref))
+    return {ref for group in groups.values() for _, ref in sorted(group, reverse=True)[keep:]}
+
+
+def protection(summary: Summary, rule: Protection, now: int) -> str | None:
+    """Why a session must not be touched, for people; None if it may be (DESIGN.md, Protected)."""
+    from ..keys import matches
+
+    if rule.patterns and matches(summary.key, rule.patterns):
+        return "protected by the configuration"
+    if rule.force:
+        return None
+    if summary.error is not None:
+        return f"cannot be read: {summary.error}"
+    if summary.holder is not None and not rule.wait_for_locks:
+        return summary.holder.sentence(now)
+    if summary.status == "awaiting-approval":
+        return "awaiting approval"
+    if summary.status == "damaged" and not rule.include_damaged:
+        return "damaged (--include-damaged removes it)"
+    if summary.outline.absurd_time is not None:
+        return f"its age is uncertain: {summary.outline.absurd_time}"
+    if summary.last_activity_at is None:
+        return "its age is unknown"
+    if summary.last_activity_at > now:
+        return "its time lies in the future"
+    if rule.min_idle and now - summary.last_activity_at < rule.min_idle:
+        return f"changed {ago(now - summary.last_activity_at)} ago"
+    return None
+
+
+class Action(NamedTuple):
+    """One session to be removed, as it was when that was decided. Times are in ms."""
+
+    ref: Ref
+    stamp: Stamp
+    reason: str
+    messages: int | None
+    last_activity_at: int | None
+    strays: tuple[Stray, ...] = ()
+
+
+class Skip(NamedTuple):
+    """A session that a rule meant but that is left alone, and why."""
+
+    ref: Ref
+    reason: str
+
+
+class Failure(NamedTuple):
+    """A session that could not be dealt with, why, and the exit code that stands for it."""
+
+    ref: Ref
+    error: str
+    exit_code: int = SomeFailed.exit_code
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is to be removed from a store, decided at ``made_at`` (ms). ``scanned`` counts all sessions looked at."""
+
+    store: str
+    made_at: int
+    scanned: int
+    actions: tuple[Action, ...]
+    skipped: tuple[Skip, ...] = ()
+    unreadable: tuple[Failure, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(action.stamp.size for action in self.actions)
+
+
+def plan_gc(
+    store: Store,
+    rules: Rules,
+    filter_: Filter,
+    guard: Protection,
+    now: int,
+    *,
+    limit: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Plan:
+    """Decide what gc removes. Reads no more of a session than is needed to see that it is young; takes no lock."""
+    context = Context.of(store, now)
+    actions: list[Action] = []
+    skipped: list[Skip] = []
+    unreadable: list[Failure] = []
+    scanned = 0
+
+    def candidates() -> Iterator[Summary]:
+        nonlocal scanned
+        if rules.keep_last is not None:
+            everything = []
+            for record in store.records(Want.WHOLE):
+                scanned += 1
+                tick()
+                everything.append(summarise(store, record, context))
+            yield from everything
+            return
+        pending: list[Ref] = []
+        for record in _headers(store, rules):
+            scanned += 1
+            tick()
+            if record.error is None and (
+                (not filter_.allows_key(record.ref) and filter_.by_name_only) or _is_young(record, rules, now)
+            ):
+                continue
+            if record.whole and (record.payload is not None or record.error is not None):
+                yield summarise(store, record, context)
+                continue
+            pending.append(record.ref)
+            if len(pending) >= _BATCH:
+                yield from (summarise(store, r, context) for r in store.records(Want.WHOLE, pending))
+                pending.clear()
+        yield from (summarise(store, r, context) for r in store.records(Want.WHOLE, pending))
+
+    found = candidates()
+    extra: set[Ref] = set()
+    if rules.keep_last is not None:
+        everything = [s for s in found if filter_.allows(s)]
+        extra = surplus(everything, rules.keep_last)
+        found = iter(everything)
+    for summary in found:
+        if summary.error is not None:
+            unreadable.append(Failure(summary.ref, summary.error))
+            continue
+        if not filter_.allows(summary):
+            continue
+        why = expired(summary, rules, now)
+        if why is None and summary.ref in extra:
+            why = f"not among the newest {rules.keep_last} of its owner"
+        if why is None and summary.outline.absurd_time is None:
+            continue
+        kept = protection(summary, guard, now)
+        if kept is not None:
+            skipped.append(Skip(summary.ref, kept))
+        elif why is not None:
+            actions.append(action_for(summary, why, context))
+    actions.sort(key=lambda a: (a.last_activity_at or 0, a.ref))
+    return Plan(store.url, now, scanned, tuple(actions[:limit]), tuple(sorted(skipped)), tuple(sorted(unreadable)))
+
+
+def _headers(store: Store, rules: Rules) -> Iterator[Record]:
+    """As little of each session as may settle its age: the end of a document, of a log only what the store knows."""
+    if not rules.by_age_only:
+        yield from store.records(Want.WHOLE)
+        return
+    if "document" in store.kinds:
+        yield from store.records(Want.TAIL, kinds=("document",))
+    if "log" in store.kinds:
+        yield from store.records(Want.NAMES, kinds=("log",))
+
+
+def _is_young(record: Record, rules: Rules, now: int) -> bool:
+    """Whether the header alone shows that no age rule can apply."""
+    if not rules.by_age_only:
+        return False
+    newest = record.stamp.changed_at
+    if record.ref.kind == "document":
+        newest = codec.tail_times(record.payload, now) if record.payload and not record.whole else None
+    if newest is None or newest > now:
+        return False
+    spans = [span for span in (rules.older_than, rules.idle) if span is not None]
+    return bool(spans) and now - newest <= min(spans)
+
+
+def plan_delete(
+    summaries: Iterable[Summary], guard: Protection, now: int, context: Context, store: str, scanned: int
+) -> Plan:
+    """Decide on the removal of named sessions."""
+    actions: list[Action] = []
+    skipped: list[Skip] = []
+    for summary in summaries:
+        kept = protection(summary, guard, now)
+        if kept is not None:
+            skipped.append(Skip(summary.ref, kept))
+        else:
+            actions.append(action_for(summary, "named", context))
+    return Plan(store, now, scanned, tuple(actions), tuple(skipped))
+
+
+def action_for(summary: Summary, why: str, context: Context) -> Action:
+    """The action that removes a session, with its temporary files."""
+    strays = tuple(context.strays.get(summary.ref, ()))
+    return Action(summary.ref, summary.stamp, why, summary.messages, summary.last_activity_at, strays)
+
+
+class Outcome(msgspec.Struct):
+    """What was really done. ``freed`` is in bytes."""
+
+    deleted: list[Action] = []
+    archived: list[Ref] = []
+    skipped: list[Skip] = []
+    failed: list[Failure] = []
+    freed: int = 0
+
+
+def apply(
+    store: Store,
+    plan: Plan,
+    outcome: Outcome,
+    *,
+    now: Callable[[], int],
+    recheck: Callable[[Summary, int], str | None],
+    archive: Store | None = None,
+    lock_wait: float = 0,
+    locks: bool = True,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Carry out a plan, one session after the other, writing into ``outcome`` as it goes.
+
+    Each session is locked, read again and judged again by ``recheck`` (a reason to keep it, or None); it is removed only
+    if it is the version that was planned, and, with ``archive``, only after its copy there was read back.
+    """
+    context = Context.of(store, now()) if plan.actions else None
+    for action in plan.actions:
+        assert context is not None
+        try:
+            if locks:
+                with store.lock(action.ref, lock_wait) as lease:
+                    _remove(store, action, outcome, now, recheck, archive, context, lease.check)
+            else:
+                _remove(store, action, outcome, now, recheck, archive, context, lambda: None)
+        except (SessionLocked, SessionChanged) as error:
+            outcome.skipped.append(Skip(action.ref, str(error)))
+        except SessionNotFound:
+            outcome.skipped.append(Skip(action.ref, "gone meanwhile"))
+        except SessionctlError as error:
+            outcome.failed.append(Failure(action.ref, str(error), error.exit_code))
+        tick()
+
+
+def _remove(
+    store: Store,
+    action: Action,
+    outcome: Outcome,
+    now: Callable[[], int],
+    recheck: Callable[[Summary, int], str | None],
+    archive: Store | None,
+    context: Context,
+    check: Callable[[], None],
+) -> None:
+    ref = action.ref
+    record = store.get(ref)
+    if record.error is not None:
+        outcome.failed.append(Failure(ref, record.error))
+        return
+    if not same_version(record.stamp, action.stamp):
+        raise SessionChanged("it is not as it was when the plan was made")
+    moment = now()
+    summary = summarise(store, record, context._replace(now=moment, holders={}))
+    kept = recheck(summary, moment)
+    if kept is not None:
+        outcome.skipped.append(Skip(ref, kept))
+        return
+    assert record.payload is not None
+    if archive is not None:
+        archive_copy(archive, record)
+        outcome.archived.append(ref)
+    check()
+    store.remove(ref, record.stamp)
+    outcome.deleted.append(action)
+    outcome.freed += record.stamp.size
+    for stray in action.strays:
+        try:
+            store.remove_stray(stray)
+        except SessionctlError as error:
+            outcome.failed.append(Failure(ref, f"its temporary file is left: {error}"))
+
+
+def same_version(now: Stamp, planned: Stamp) -> bool:
+    """Whether a session is still the version that a plan names; a version may know more than the plan's did."""
+    return now.size == planned.size and now.version[: len(planned.version)] == planned.version
+
+
+def archive_copy(archive: Store, record: Record) -> None:
+    """Copy a payload into an archive and read it back. Raises whatever stands against it; then nothing may be removed.
+
+    A copy that is there already is kept; an older one that the new payload begins with is replaced.
+    """
+    ref, payload = record.ref, record.payload
+    assert payload is not None
+    there = archive.get(ref) if archive.exists() and archive.stamp(ref) is not None else None
+    if there is not None and there.payload == payload:
+        return
+    if there is not None and (there.payload is None or not payload.startswith(there.payload)):
+        raise SessionChanged(
+            f"the archive holds another session of this key (of {iso(there.stamp.changed_at) or 'unknown age'})"
+        )
+    archive.put(ref, payload, expect=there.stamp if there else None, changed_at=record.stamp.changed_at)
+    if archive.get(ref).payload != payload:
+        raise SessionChanged("the copy in the archive is not the same")
+
+
+__all__ = [
+    "Action",
+    "Failure",
+    "Outcome",
+    "Plan",
+    "Protection",
+    "Rules",
+    "Skip",
+    "apply",
+    "archive_copy",
+    "expired",
+    "plan_delete",
+    "plan_gc",
+    "protection",
+    "surplus",
+]

@@ -1,0 +1,317 @@
+"""Summaries of sessions, and choosing among them: by filter, by order, by id."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .. import codec
+from ..errors import AmbiguousId, SessionctlError, SessionNotFound
+from ..history import Verdict, finding, judge
+from ..keys import SessionKey, check_lookup, matches, quoted, split_composite
+from ..locks import Holder
+from ..model import KINDS, AgeSource, Finding, Kind, Outline, Record, Ref, Stamp, Status, Stray
+from ..stores.base import Store, Want
+
+SHORTEST_START = 4
+"""Characters of an id that may stand for the whole."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All that is known of one session without its texts: what a row shows and what rules decide by.
+
+    Times are in ms since the epoch or None. ``error`` says why it could not be read.
+    """
+
+    ref: Ref
+    stamp: Stamp
+    outline: Outline
+    verdict: Verdict
+    owner: str | None
+    tenant: str | None
+    environment: str | None
+    agent: str | None
+    updated_at: int | None
+    last_activity_at: int | None
+    age_source: AgeSource
+    holder: Holder | None = None
+    error: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.ref.key
+
+    @property
+    def status(self) -> Status:
+        return self.verdict.status
+
+    @property
+    def messages(self) -> int | None:
+        return None if self.outline.steps is None else len(self.outline.steps)
+
+    @property
+    def codes(self) -> list[str]:
+        """The finding codes, each once, in order."""
+        return sorted({f.code for f in self.verdict.findings})
+
+    @property
+    def id(self) -> str:
+        """The id that people know it by: a document's own, else what follows the key's prefix."""
+        return self.outline.id or split_composite(self.ref.key)[1]
+
+
+class Context(NamedTuple):
+    """What several sessions share while they are summarised: the time, locks, approvals and strays of their store."""
+
+    now: int
+    approvals: dict[str, frozenset[str]]
+    holders: dict[Ref, Holder]
+    strays: dict[Ref, list[Stray]]
+
+    @classmethod
+    def of(cls, store: Store, now: int, refs: Iterable[Ref] | None = None) -> Context:
+        """Ask the store once for all that is not in the payloads."""
+        strays: dict[Ref, list[Stray]] = {}
+        for stray in store.strays():
+            if stray.ref is not None and stray.code:
+                strays.setdefault(stray.ref, []).append(stray)
+        named = codec.approvals(store.checkpoints()) if "log" in store.kinds else {}
+        return cls(now, named, store.holders(refs), strays)
+
+
+def survey(
+    store: Store, now: int, refs: Iterable[Ref] | None = None, kinds: Iterable[Kind] = KINDS
+) -> Iterator[Summary]:
+    """Summarise every session of a store, or those of ``refs`` that exist. Reads each payload once; changes nothing."""
+    refs = None if refs is None else list(refs)
+    context = Context.of(store, now, refs)
+    for record in store.records(Want.WHOLE, refs, kinds):
+        yield summarise(store, record, context)
+
+
+def summarise(store: Store, record: Record, context: Context) -> Summary:
+    """The summary of one record; a payload too large for the record is read piece by piece."""
+    ref, now = record.ref, context.now
+    error = record.error
+    if error is not None:
+        outline = Outline(ref.kind)
+    elif record.payload is not None:
+        outline = codec.outline(ref, record.payload, now)
+    else:
+        try:
+            outline = codec.outline_chunks(ref, store.chunks(ref), now)
+        except SessionctlError as failed:
+            outline, error = Outline(ref.kind), str(failed)
+    verdict = judge(outline, context.approvals.get(ref.key, ()) if context.approvals else ())
+    extra: list[Finding] = []
+    if record.code:
+        extra.append(finding(record.code, "key", error or ""))
+    for stray in context.strays.get(ref, ()) if context.strays else ():
+        extra.append(finding(stray.code, stray.name, f"{stray.name} {stray.note}", fixable=True))
+    if extra:
+        verdict = verdict._replace(findings=(*verdict.findings, *extra))
+    return _with_ages(ref, record.stamp, outline, verdict, context.holders.get(ref), error)
+
+
+def _with_ages(
+    ref: Ref, stamp: Stamp, outline: Outline, verdict: Verdict, holder: Holder | None, error: str | None
+) -> Summary:
+    """FORMATS.md: a document's age is the newest plausible time in it, its mtime only where there is none; a log's age
+    is its store's."""
+    updated, active, source = outline.updated_at, None, stamp.source
+    own = [t for t in (outline.updated_at, outline.active_at) if t is not None]
+    if own:
+        active, source = max(own), "document"
+    if outline.newest_message_at is not None and (active is None or outline.newest_message_at > active):
+        active, source = outline.newest_message_at, "message"
+    if active is None:
+        active = stamp.changed_at
+    if updated is None and ref.kind == "log":
+        updated = stamp.changed_at
+    prefix, tenant, environment, agent = None, None, None, None
+    if ref.kind == "document":
+        prefix = split_composite(ref.key)[0]
+    elif parsed := SessionKey.parse(ref.key):
+        tenant, environment, agent, _ = parsed
+    return Summary(
+        ref,
+        stamp,
+        outline,
+        verdict,
+        outline.owner or prefix,
+        tenant,
+        environment,
+        agent,
+        updated,
+        active,
+        source,
+        holder,
+        error,
+    )
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which sessions are meant; a field left alone allows all. ``before`` and ``after`` are ms (last activity)."""
+
+    patterns: tuple[str, ...] = ()
+    statuses: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    before: int | None = None
+    after: int | None = None
+    provider: str | None = None
+    model: str | None = None
+    owner: str | None = None
+    tenant: str | None = None
+    environment: str | None = None
+    agent: str | None = None
+    locked: bool | None = None
+
+    @property
+    def by_name_only(self) -> bool:
+        """Whether the key alone decides."""
+        return self == Filter(patterns=self.patterns, kinds=self.kinds)
+
+    def allows(self, summary: Summary) -> bool:
+        """Whether this session is meant. A session of unknown age is neither older nor newer than anything."""
+        at = summary.last_activity_at
+        return (
+            (not self.kinds or summary.ref.kind in self.kinds)
+            and (not self.statuses or summary.status in self.statuses)
+            and (self.before is None or (at is not None and at < self.before))
+            and (self.after is None or (at is not None and at >= self.after))
+            and (self.locked is None or (summary.holder is not None) is self.locked)
+            and _fits(self.provider, summary.outline.provider)
+            and _fits(self.model, summary.outline.model)
+            and _fits(self.owner, summary.owner)
+            and _fits(self.tenant, summary.tenant)
+            and _fits(self.environment, summary.environment)
+            and _fits(self.agent, summary.agent)
+            and self.allows_key(summary.ref, summary.outline.id)
+        )
+
+    def allows_key(self, ref: Ref, inner_id: str | None = None) -> bool:
+        """Whether key (or inner id) and kind are meant."""
+        if self.kinds and ref.kind not in self.kinds:
+            return False
+        return (
+            not self.patterns
+            or matches(ref.key, self.patterns)
+            or (inner_id is not None and matches(inner_id, self.patterns))
+        )
+
+
+def _fits(pattern: str | None, value: str | None) -> bool:
+    """Names are compared as a whole; shell patterns are allowed."""
+    return pattern is None or (value is not None and (value == pattern or matches(value, (pattern,))))
+
+
+SORTS: dict[str, Any] = {
+    "activity": lambda s: s.last_activity_at,
+    "created": lambda s: s.outline.created_at,
+    "updated": lambda s: s.updated_at,
+    "size": lambda s: s.stamp.size,
+    "messages": lambda s: s.messages,
+    "key": lambda s: s.ref.key,
+    "status": lambda s: s.status,
+}
+"""What a list can be sorted by. Times, sizes and counts come largest first, names in alphabetical order."""
+
+_ALPHABETICAL = ("key", "status")
+
+
+def ordered(
+    summaries: Iterable[Summary], by: str = "activity", *, reverse: bool = False, limit: int | None = None
+) -> list[Summary]:
+    """Sort summaries (see SORTS); those without the value come last. ``limit`` bounds the memory, too."""
+    import heapq
+
+    value = SORTS[by]
+    largest_first = (by not in _ALPHABETICAL) is not reverse
+
+    def known(summary: Summary) -> tuple[Any, ...]:
+        return (value(summary), summary.ref.key, summary.ref.kind)
+
+    some: list[Summary] = []
+    without: list[Summary] = []
+
+    def with_value() -> Iterator[Summary]:
+        for summary in summaries:
+            if value(summary) is not None:
+                yield summary
+            elif limit is None or len(without) < limit:
+                without.append(summary)
+
+    if limit is None:
+        some = sorted(with_value(), key=known, reverse=largest_first)
+    else:
+        pick = heapq.nlargest if largest_first else heapq.nsmallest
+        some = pick(limit, with_value(), key=known)
+    without.sort(key=lambda s: s.ref.key)
+    return (some + without)[:limit]
+
+
+def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]:
+    """The session that an ID names: its full key, else a document's own id, else an unambiguous start of either.
+
+    A folder may hold a document and a log of one key: both are meant. Raises InvalidKey, SessionNotFound, AmbiguousId.
+    """
+    check_lookup(text)
+    exact = [Ref(text, kind) for kind in kinds if kind in store.kinds]
+    failed: SessionctlError | None = None
+    for ref in list(exact):
+        try:
+            store.check_key(ref)
+        except SessionctlError as error:
+            exact.remove(ref)
+            failed = error
+    if not exact and failed is not None:
+        raise failed
+    there = [record.ref for record in store.records(Want.NAMES, exact)]
+    if there:
+        return there
+    return _search(store, text, kinds)
+
+
+def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
+    """Look through all keys and all documents' own ids."""
+    by_id: dict[str, list[Ref]] = {}
+    by_start: dict[str, list[Ref]] = {}
+    same_letters: str | None = None
+    folded = unicodedata.normalize("NFC", text)
+    for record in store.records(Want.NAMES, kinds=kinds):
+        key = record.ref.key
+        suffix = split_composite(key)[1]
+        if suffix == text:
+            by_id.setdefault(key, []).append(record.ref)
+        elif key.startswith(text) or suffix.startswith(text):
+            by_start.setdefault(key, []).append(record.ref)
+        if not key.isascii() and unicodedata.normalize("NFC", key) == folded:
+            same_letters = key
+    if not by_id and "document" in kinds and "document" in store.kinds:
+        for record in store.records(Want.WHOLE, kinds=("document",)):
+            if record.payload is None or record.ref.key in by_start:
+                continue
+            inner = codec.quick_id(record.payload)
+            if inner == text:
+                by_id.setdefault(record.ref.key, []).append(record.ref)
+            elif inner is not None and inner.startswith(text):
+                by_start.setdefault(record.ref.key, []).append(record.ref)
+    if not by_id and len(text) >= SHORTEST_START:
+        by_id = by_start
+    if len(by_id) == 1:
+        return next(iter(by_id.values()))
+    if by_id:
+        some = ", ".join(quoted(key) for key in sorted(by_id)[:3])
+        raise AmbiguousId(
+            f"{len(by_id)} sessions are called {quoted(text)} or start so: {some}" + (", …" if len(by_id) > 3 else ""),
+            hint="give the full key",
+        )
+    hint = "list them with: sessionctl list"
+    if same_letters is not None:
+        hint = "a session with the same letters in another Unicode form exists"
+    elif by_start:
+        hint = f"a start of an id needs at least {SHORTEST_START} characters"
+    raise SessionNotFound(quoted(text), hint=hint)
