@@ -7,6 +7,7 @@ are pure and linear in the text, and raise ValueError for text that is not JSON 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -41,12 +42,16 @@ class Member(NamedTuple):
 
 
 class Style(NamedTuple):
-    """How a text is laid out: the indent of one level (None: all on one line), what follows ``:`` and ``,``."""
+    """How a text is laid out: the indent of one level (None: all on one line), its ``:`` and ``,`` with their spaces.
+
+    ``ascii``: what is not ASCII is escaped, as Python's writer does.
+    """
 
     indent: str | None = None
     colon: str = ":"
     comma: str = ","
     newline: str = "\n"
+    ascii: bool = False
 
 
 _COMPACT = Style()
@@ -144,14 +149,14 @@ def style_of(text: str, at: int = 0) -> Style:
         return Style(lead[lead.rindex("\n") + 1 :], colon, ",", newline)
     after = _skip(text, _value(text, value).end)
     comma = text[after : _skip(text, after + 1)] if text[after : after + 1] == "," else ("," if colon == ":" else ", ")
-    return Style(None, colon, comma)
+    return Style(None, colon, comma, ascii=colon == ": ")
 
 
 def dumps(value: object, style: Style = _COMPACT, level: int = 0) -> str:
     """A new value as JSON text in a style, for a place ``level`` levels deep. Text stays as it is but for what cannot
     be written as UTF-8: half a surrogate pair is escaped, as ``JSON.stringify`` does."""
     comma = style.comma if style.indent is None else ","
-    text = json.dumps(value, ensure_ascii=False, indent=style.indent, separators=(comma, style.colon), allow_nan=False)
+    text = json.dumps(value, ensure_ascii=style.ascii, indent=style.indent, separators=(comma, style.colon))
     text = _LONE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     if style.indent is not None:
         text = text.replace("\n", style.newline + style.indent * level)
@@ -171,7 +176,7 @@ def rearrange(text: str, at: int, order: Sequence[int | str], style: Style = _CO
         return Edit(start, whole.end, "[]")
     if old:
         lead, tail = text[start + 1 : old[0].start], text[old[-1].end : whole.end - 1]
-        between = [text[a.end : b.start] for a, b in zip(old, old[1:], strict=False)]
+        between = [text[a.end : b.start] for a, b in itertools.pairwise(old)]
     else:
         between = []
         lead = tail = ""
