@@ -129,10 +129,9 @@ class FileLease(Lease):
         deadline = time.monotonic() + wait
         self._local = LocalLease((str(folder), name), wait, what)
         self._lock_path = lock_path(folder, name)
+        self._file = FileLock(self._lock_path, thread_local=False, poll_interval=POLL, mode=0o600)
         try:
-            self._make_folder()
-            self._file = FileLock(self._lock_path, thread_local=False, poll_interval=POLL, mode=0o600)
-            self._file.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            self._acquire(folder, deadline)
             self._write_note(name)
         except Timeout:
             self._local.release()
@@ -140,11 +139,26 @@ class FileLease(Lease):
             said = holder.sentence(time.time_ns() // 1_000_000) if holder else "locked by another process"
             raise SessionLocked(f"{what} is {said}") from None
         except OSError as error:
-            self._local.release()
+            self._give_up()
             raise WriteFailed(f"cannot lock {what}: {error.strerror or error} ({folder})") from error
         except BaseException:
-            self._local.release()
+            self._give_up()
             raise
+
+    def _acquire(self, folder: Path, deadline: float) -> None:
+        while True:
+            try:
+                self._make_folder()
+                self._file.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                return
+            except FileNotFoundError:
+                # Whoever released the last lock has just removed the empty folder for locks: make it again.
+                if not folder.is_dir():
+                    raise
+
+    def _give_up(self) -> None:
+        self._file.release()
+        self._local.release()
 
     def _make_folder(self) -> None:
         for folder in (self._lock_path.parent.parent, self._lock_path.parent):
