@@ -259,7 +259,10 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
 
     ``approvals`` are the call ids that open checkpoints of this session name.
     """
-    findings = [finding(d.code, damage_place(d.line, d.offset), d.message) for d in outline.damage]
+    findings = [
+        finding(d.code, damage_place(d.line, d.offset), d.message, fixable=_is_mendable(outline, d.code))
+        for d in outline.damage
+    ]
     findings.extend(outline.notes)
     steps = outline.steps
     if steps is None:
@@ -282,6 +285,13 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     return Verdict(
         _status(outline, steps, findings, interrupted, awaiting), tuple(findings), unresolved, tuple(problems)
     )
+
+
+def _is_mendable(outline: Outline, code: str) -> bool:
+    """Whether a repair can put this damage right: in a log if a whole entry is there, of a document only its mark."""
+    if outline.kind == "log":
+        return bool(outline.entries)
+    return code == "byte-order-mark" and outline.steps is not None
 
 
 def _status(
