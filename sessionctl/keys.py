@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from fnmatch import translate
 from typing import NamedTuple
@@ -21,6 +22,7 @@ _CLIENT_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
 _HASH_PREFIX = re.compile(r"([0-9a-f]{64}|[0-9a-f]{16}):(.+)\Z", re.DOTALL)
 _WINDOWS_NAMES = re.compile(r"(?i)(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NUL = re.compile(r"\x00")
 
 
 class SessionKey(NamedTuple):
@@ -58,13 +60,13 @@ def quoted(text: str, limit: int = 80) -> str:
 
 
 def check_lookup(text: str) -> str:
-    """Return ``text`` if it may be looked up as an id; raise InvalidKey for a path, control characters, excess."""
+    """Return ``text`` if it may be looked up as an id; raise InvalidKey for a path, a NUL, excess."""
     if not text:
         raise InvalidKey("it is empty")
     if len(text) > NAME_LIMIT and len(text.encode("utf-8", "surrogatepass")) > 250:
         raise InvalidKey(f"it is {len(text.encode('utf-8', 'surrogatepass'))} bytes long, the limit is 250")
-    if _CONTROL.search(text):
-        raise InvalidKey(f"{quoted(text)} holds a control character")
+    if "\0" in text:
+        raise InvalidKey(f"{quoted(text)} holds a NUL")
     if text.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", text) or re.match(r"[A-Za-z]:[/\\]", text):
         raise InvalidKey(f"{quoted(text)} is a path")
     return text
@@ -95,12 +97,13 @@ def is_reserved_name(name: str) -> bool:
     return bool(_WINDOWS_NAMES.match(name))
 
 
-def file_name(key: str, kind: Kind) -> str:
+def file_name(key: str, kind: Kind, *, new: bool = True) -> str:
     """The file that a session of this key has in a folder. Raises InvalidKey where no file may have that name.
 
-    Logs: ``/`` and ``\\`` become ``_`` (FORMATS.md section 2); documents: neither is allowed.
+    Logs: ``/`` and ``\\`` become ``_`` (FORMATS.md section 2); documents: neither is allowed. A ``new`` file has a name
+    that every system takes; one that is there may hold control characters, bytes that are no text, or a reserved name.
     """
-    if not key or _CONTROL.search(key):
+    if not key or (_CONTROL if new else _NUL).search(key):
         raise InvalidKey(f"{quoted(key)} cannot be a file name")
     if kind == "log":
         key = key.replace("/", "_").replace("\\", "_")
@@ -108,13 +111,13 @@ def file_name(key: str, kind: Kind) -> str:
         raise InvalidKey(f"{quoted(key)} is a path")
     name = key + SUFFIXES[kind]
     try:
-        length = len(name.encode())
+        length = len(name.encode() if new else os.fsencode(name))
     except UnicodeEncodeError as error:
         raise InvalidKey(f"{quoted(key)} is not text that a file can be named by") from error
     if length > NAME_LIMIT:
         limit = NAME_LIMIT - len(SUFFIXES[kind])
         raise InvalidKey(f"{quoted(key)} is {length - len(SUFFIXES[kind])} bytes long, the limit is {limit}")
-    if is_reserved_name(name):
+    if new and is_reserved_name(name):
         raise InvalidKey(f"{quoted(key)} is a reserved name on Windows")
     return name
 

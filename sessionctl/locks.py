@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -164,13 +165,17 @@ class FileLease(Lease):
         for folder in (self._lock_path.parent.parent, self._lock_path.parent):
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
+            if folder.is_symlink():  # it could lead anywhere
+                raise OSError(errno.ELOOP, f"{folder.name} is a link")
 
     def _write_note(self, name: str) -> None:
         note = {"name": name, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time_ns() // 1_000_000}
-        path = _note_path(self._lock_path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(note, file)
+        # A lock without its note still locks: on a full disk, sessions must be removable.
+        with suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(_note_path(self._lock_path), flags, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(note, file)
 
     def check(self) -> None:
         if not self._file.is_locked or not self._lock_path.exists():
@@ -218,13 +223,18 @@ def held_names(folder: Path) -> dict[str, Holder]:
 
 def _read_note(path: Path) -> Holder | None:
     try:
-        note = json.loads(path.read_bytes())
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            note = json.loads(file.read(_NOTE_LIMIT))
         name, pid, host, since = str(note["name"]), int(note["pid"]), str(note["host"]), int(note["since"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if host == socket.gethostname() and not _alive(pid):
         return None
     return Holder(f"{host}:{pid}", since, None, name)
+
+
+_NOTE_LIMIT = 8192
+"""Bytes: more is no note of ours."""
 
 
 def _alive(pid: int) -> bool:

@@ -6,7 +6,7 @@ A new store implements the abstract methods below and runs the contract tests (`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from enum import Enum
 from types import TracebackType
 from typing import Final, Self
@@ -34,6 +34,9 @@ class Any_(Enum):
 ANY: Final = Any_.ANY
 """``expect=ANY``: write whatever is there now."""
 
+LINK: Final = "is a link"
+"""The note of a stray that is a symbolic link; ``remove_stray`` removes the link, never what it points to."""
+
 TAIL = 2048
 """Bytes of a payload's end that ``Want.TAIL`` gives."""
 
@@ -50,6 +53,10 @@ class Store(ABC):
 
     url: str
     kinds: tuple[Kind, ...] = KINDS
+
+    def place(self) -> Hashable:
+        """What tells this store from others: two that are equal hold the same sessions."""
+        return self.url
 
     # --- reading: takes no lock, changes nothing --------------------------------------------------------------------
 
@@ -125,6 +132,13 @@ class Store(ABC):
     def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
         """Append whole lines (each ending in ``\\n``) to a log, in one write, durably; ``expect`` as for ``put``."""
 
+    def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
+        """Give a session back the age (ms) that it had before an append, where the store can and it is still ``expect``.
+
+        Returns the stamp that it has then.
+        """
+        return expect
+
     @abstractmethod
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         """Remove a session and its leftovers if it is still the version ``expect``.
@@ -139,6 +153,13 @@ class Store(ABC):
     @abstractmethod
     def lock(self, ref: Ref, wait: float) -> Lease:
         """Take the exclusive lock, waiting up to ``wait`` seconds. Raises SessionLocked, naming the holder."""
+
+    def break_lock(self, ref: Ref) -> bool:
+        """Remove the session's lock if it is one that never ends by itself; False if there is none such.
+
+        Only stores whose ``holders`` say so ("no expiry") have such locks.
+        """
+        return False
 
     @abstractmethod
     def lock_store(self, name: str) -> Lease:

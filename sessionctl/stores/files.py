@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from ..errors import SessionChanged, StoreError, WriteFailed
+from ..keys import NAME_LIMIT
 from ..model import Stamp
 
 READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -45,6 +47,16 @@ def stamp_at(folder: int, name: str) -> Stamp | None:
     return stamp_of(status)
 
 
+@contextmanager
+def directory(path: str | os.PathLike[str]) -> Iterator[int]:
+    """A descriptor of a folder that is not a link. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def chunks_at(folder: int, name: str) -> Iterator[bytes]:
     """A file's bytes piece by piece. Raises OSError."""
     descriptor = os.open(name, READ, dir_fd=folder)
@@ -58,8 +70,14 @@ def chunks_at(folder: int, name: str) -> Iterator[bytes]:
 
 
 def temporary_name(name: str) -> str:
-    """A name in the writers' own form for temporary files, so that every reader knows it for one."""
-    return f"{name}.tmp.{time.time_ns() // 1_000_000}.{secrets.token_hex(4)}"
+    """A name in the writers' own form for temporary files, so that every reader knows it for one.
+
+    A name too long for that is replaced by its hash, behind a dot.
+    """
+    suffix = f".tmp.{time.time_ns() // 1_000_000}.{secrets.token_hex(4)}"
+    if len(os.fsencode(name + suffix)) > NAME_LIMIT:
+        name = "." + hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    return name + suffix
 
 
 def replace_at(
@@ -173,6 +191,19 @@ def append_at(folder: int, name: str, lines: bytes, expect: Stamp | None, *, che
         os.close(descriptor)
 
 
+def backdate_at(folder: int, name: str, expect: Stamp, changed_at: int) -> Stamp:
+    """Set a file's mtime (ms) if it is still ``expect``, and return its stamp; ``expect`` where that cannot be done."""
+    with suppress(OSError):
+        descriptor = os.open(name, READ, dir_fd=folder)
+        try:
+            if stamp_of(os.fstat(descriptor)).version == expect.version:
+                os.utime(descriptor, ns=(changed_at * 1_000_000, changed_at * 1_000_000))
+                return stamp_of(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+    return expect
+
+
 def remove_at(folder: int, name: str, expect: Stamp) -> None:
     """Remove a file if it is still ``expect``, looked at after it has been put where no writer can reach it by name.
 
@@ -198,6 +229,18 @@ def remove_at(folder: int, name: str, expect: Stamp) -> None:
         os.unlink(aside, dir_fd=folder)
     except OSError as error:
         _put_back(folder, aside, name)
+        raise WriteFailed(f"cannot remove {name!r}: {reason(error)}") from error
+
+
+def remove_link_at(folder: int, name: str) -> None:
+    """Remove a symbolic link, never what it points to. Raises SessionChanged (it is no link any more), WriteFailed."""
+    try:
+        if not stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise SessionChanged(f"{name!r} is no link any more")
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        raise SessionChanged(f"{name!r} is gone") from None
+    except OSError as error:
         raise WriteFailed(f"cannot remove {name!r}: {reason(error)}") from error
 
 

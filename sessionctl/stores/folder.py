@@ -9,17 +9,38 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidKey, SessionChanged, SessionLocked, SessionNotFound, StoreBusy, StoreError, StoreNotFound
+from ..errors import (
+    InvalidKey,
+    SessionChanged,
+    SessionLocked,
+    SessionNotFound,
+    StoreBusy,
+    StoreError,
+    StoreNotFound,
+    WriteFailed,
+)
 from ..keys import file_name, quoted
 from ..locks import FileLease, Holder, Lease, held_names
 from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
-from .base import BIG, TAIL, Any_, Store, Want
-from .files import READ, append_at, chunks_at, reason, remove_at, replace_at, stamp_at, stamp_of
+from .base import BIG, LINK, TAIL, Any_, Store, Want
+from .files import (
+    READ,
+    append_at,
+    backdate_at,
+    chunks_at,
+    directory,
+    reason,
+    remove_at,
+    remove_link_at,
+    replace_at,
+    stamp_at,
+    stamp_of,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -27,6 +48,7 @@ if TYPE_CHECKING:
     ScandirIterator = AbstractContextManager[Iterator[os.DirEntry[str]]]
 
 _TEMPORARY = re.compile(r"(?P<name>.+)(?P<suffix>\.jsonl?)\.tmp\.\d+(\.[^.]*)?\Z", re.DOTALL)
+_HASHED_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp\.\d+\.[0-9a-f]{8}\Z")
 
 
 class FolderStore(Store):
@@ -41,14 +63,22 @@ class FolderStore(Store):
         self.url = f"{kinds[0]}s:{self.path}" if len(kinds) == 1 else str(self.path)
         self._descriptor: int | None = None
 
+    def place(self) -> Hashable:
+        """Device and inode, whatever the folder is called; its path while there is none."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return str(self.path.absolute())
+        return status.st_dev, status.st_ino
+
     def exists(self) -> bool:
-        return self.path.is_dir()
+        return os.path.isdir(self.path)
 
     def _folder(self, *, make: bool = False) -> int:
         """The folder's descriptor: all files are named relative to it, so that it cannot be swapped meanwhile."""
         if self._descriptor is None:
             if make:
-                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._make()
             try:
                 self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -61,6 +91,14 @@ class FolderStore(Store):
             except OSError as error:
                 raise StoreError(f"cannot open {quoted(str(self.path), 300)}: {reason(error)}") from error
         return self._descriptor
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            pass  # what it is instead is said when it is opened
+        except OSError as error:
+            raise WriteFailed(f"cannot make {quoted(str(self.path), 300)}: {reason(error)}") from error
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -88,7 +126,7 @@ class FolderStore(Store):
         folder = self._folder()
         for ref in dict.fromkeys(refs):
             with suppress(InvalidKey):
-                name = file_name(ref.key, ref.kind)
+                name = file_name(ref.key, ref.kind, new=False)
                 if _is_regular(folder, name):
                     yield name, ref
 
@@ -110,8 +148,6 @@ class FolderStore(Store):
         with self._scan() as entries:
             for entry in entries:
                 name = entry.name
-                if name[0] == ".":
-                    continue
                 ref = _ref_of(name)
                 if ref is not None:
                     if ref.kind in self.kinds and not entry.is_file(follow_symlinks=False):
@@ -122,7 +158,9 @@ class FolderStore(Store):
                     if kind in self.kinds and stamp is not None:
                         note = "is a temporary file that its writer left"
                         yield Stray(name, note, Ref(match["name"], kind), "stray-temporary-file", stamp)
-                elif entry.is_dir(follow_symlinks=False):
+                elif _HASHED_TEMPORARY.match(name):
+                    yield Stray(name, "is a temporary file that sessionctl left", stamp=_stamp_or_none(folder, name))
+                elif entry.is_dir(follow_symlinks=False) and name[0] != ".":
                     yield Stray(name, "is a sub-folder")
 
     def chunks(self, ref: Ref) -> Iterator[bytes]:
@@ -143,11 +181,11 @@ class FolderStore(Store):
             raise StoreError(f"cannot read {stray.name!r}: {reason(error)}") from error
 
     def check_key(self, ref: Ref) -> None:
-        file_name(ref.key, ref.kind)
+        file_name(ref.key, ref.kind, new=False)
 
     def _name(self, ref: Ref) -> str:
         try:
-            return file_name(ref.key, ref.kind)
+            return file_name(ref.key, ref.kind, new=False)
         except InvalidKey:
             raise SessionNotFound(quoted(ref.key)) from None
 
@@ -160,11 +198,11 @@ class FolderStore(Store):
         if "log" not in self.kinds:
             return
         place = Path(os.path.abspath(self.path)).parent / ".checkpoints" / "checkpoints"
-        with suppress(OSError):
-            for name in sorted(os.listdir(place)):
+        with suppress(OSError), directory(place) as folder:
+            for name in sorted(os.listdir(folder)):
                 if name.endswith(".json"):
-                    with suppress(OSError), (place / name).open("rb") as file:
-                        yield file.read()
+                    with suppress(OSError):
+                        yield b"".join(chunks_at(folder, name))
 
     def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
         held = held_names(self.path)
@@ -198,6 +236,9 @@ class FolderStore(Store):
         known = None if isinstance(expect, Any_) else expect
         return append_at(self._folder(make=True), name, lines, known, check=check)
 
+    def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
+        return backdate_at(self._folder(), self._name(ref), expect, changed_at)
+
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         folder, name = self._folder(), self._name(ref)
         found = stamp_at(folder, name)
@@ -216,39 +257,40 @@ class FolderStore(Store):
         if stray.stamp is not None:
             with suppress(FileNotFoundError):
                 remove_at(folder, stray.name, stray.stamp)
-        elif stray.note == _LINK and stat.S_ISLNK(os.stat(stray.name, dir_fd=folder, follow_symlinks=False).st_mode):
-            os.unlink(stray.name, dir_fd=folder)
+        elif stray.note == LINK:
+            remove_link_at(folder, stray.name)
         else:
             raise StoreError(f"{stray.name!r} {stray.note}; remove it by other means")
 
+    def _check_place(self) -> None:
+        """Locks are named by path: the path must still lead to the folder that is open."""
+        opened = os.fstat(self._folder(make=True))
+        if self.place() != (opened.st_dev, opened.st_ino):
+            raise StoreError(f"another folder was put in the place of {quoted(str(self.path), 300)}")
+
     def lock(self, ref: Ref, wait: float) -> Lease:
-        self._folder(make=True)
+        self._check_place()
         return FileLease(self.path, f"{ref.kind}:{ref.key}", quoted(ref.key), wait)
 
     def lock_store(self, name: str) -> Lease:
-        self._folder(make=True)
+        self._check_place()
         try:
             return FileLease(self.path, f"store:{name}", f"this store ({self.url})", 0)
         except SessionLocked as error:
             raise StoreBusy(str(error)) from None
 
 
-_LINK = "is a link"
-
-
 def _what(entry: os.DirEntry[str]) -> str:
     if entry.is_symlink():
-        return _LINK
+        return LINK
     return "is a folder" if entry.is_dir(follow_symlinks=False) else "is not a regular file"
 
 
 def _ref_of(name: str) -> Ref | None:
     """The session that a file's name stands for."""
-    if name[0] == ".":
-        return None
-    if name.endswith(".json"):
+    if name.endswith(".json") and name != ".json":
         return Ref(name[:-5], "document")
-    return Ref(name[:-6], "log") if name.endswith(".jsonl") else None
+    return Ref(name[:-6], "log") if name.endswith(".jsonl") and name != ".jsonl" else None
 
 
 def _stamp_or_none(folder: int, name: str) -> Stamp | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from ..errors import SessionChanged, SessionLocked, SessionNotFound, StoreBusy
 from ..keys import quoted
@@ -21,6 +21,9 @@ class MemoryStore(Store):
         self._payloads: dict[Ref, tuple[bytes, Stamp]] = {}
         self._version = 0
         self._guard = threading.RLock()
+
+    def place(self) -> Hashable:
+        return id(self)
 
     def exists(self) -> bool:
         return True
@@ -82,6 +85,15 @@ class MemoryStore(Store):
             found = self._live(ref)
             before, ttl = (found[0], found[1].ttl_ms) if found else (b"", None)
             return self.put(ref, before + lines, expect=expect, ttl_ms=ttl)
+
+    def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
+        with self._guard:
+            found = self._live(ref)
+            if found is None or found[1].version != expect.version:
+                return expect
+            payload, stamp = self._payloads[ref]
+            self._payloads[ref] = (payload, stamp._replace(changed_at=changed_at))
+            return expect._replace(changed_at=changed_at)
 
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         with self._guard:
