@@ -133,9 +133,9 @@ class Store(ABC):
         """Append whole lines (each ending in ``\\n``) to a log, in one write, durably; ``expect`` as for ``put``."""
 
     def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
-        """Give a session back the age (ms) that it had before an append, where the store can and it is still ``expect``.
+        """Give a session back the age (ms) that it had before an append, if it is still ``expect``; returns its stamp.
 
-        Returns the stamp that it has then.
+        Does nothing where the store cannot do that.
         """
         return expect
 

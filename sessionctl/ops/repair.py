@@ -1,0 +1,428 @@
+"""Checking and mending the sessions of a store: the careful hands for what ``mend`` decides (FORMATS.md section 4).
+
+Each session is locked, read anew, judged anew, backed up, and written only if it is still the version that was read.
+Whatever stands against one session becomes part of its report and stops no other.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from pathlib import Path
+from typing import NamedTuple
+
+from .. import codec
+from ..durations import ago, iso
+from ..errors import SessionChanged, SessionctlError, SessionInUse, SessionLocked, SessionNotFound, WriteFailed
+from ..history import finding
+from ..locks import Holder
+from ..model import Finding, Outline, Record, Ref, Status, Stray
+from ..stores.base import Store, Want
+from .gc import MIN_IDLE, Protection, archive_copy, protection
+from .mend import Options, Outcome, Repair, mend
+from .select import Context, Summary, summarise
+
+LEFTOVER = 3_600_000
+"""ms: a temporary file older than this has no writer any more (FORMATS.md section 4, stray-temporary-file)."""
+NO_EXPIRY = "no expiry"
+"""How a store marks the holder of a lock that never ends by itself."""
+_DIFF_LIMIT = 4000
+"""Lines up to which a diff is looked for thoroughly; beyond that the time would grow with their square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in one session and what was done.
+
+    ``status`` is that after the repair. ``outcomes`` pairs each finding with what became of it (in a dry run: would).
+    ``backup`` names the store that holds the untouched payload, where one was made. ``skipped`` says why the session
+    was left alone, ``error`` what failed; ``exit_code`` stands for either. ``before`` and ``after`` are the payloads of
+    a dry run that would change it.
+    """
+
+    ref: Ref
+    status: Status
+    outcomes: tuple[Outcome, ...] = ()
+    backup: str | None = None
+    changes: tuple[str, ...] = ()
+    skipped: str = ""
+    error: str = ""
+    exit_code: int = 0
+    before: bytes | None = None
+    after: bytes | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether a finding of severity error is still there."""
+        return any(o.finding.severity == "error" and not o.fixed for o in self.outcomes)
+
+
+class Backup:
+    """Where untouched payloads go: a store, by default a dated folder (mode 0700) that the first of them makes.
+
+    ``place`` names it once something is in it.
+    """
+
+    def __init__(self, store: Store | None = None, *, now: int, root: Path | None = None) -> None:
+        self._store, self._now, self._root = store, now, root
+        self.place: str | None = None
+
+    def keep(self, record: Record) -> str:
+        """Put a payload there and read it back; returns the place. Raises SessionctlError: then nothing may change."""
+        try:
+            if self._store is None:
+                self._store = self._make()
+            archive_copy(self._store, record)
+        except SessionctlError as error:
+            raise WriteFailed(f"no backup, so nothing was changed: {error}") from error
+        self.place = self._store.url
+        return self.place
+
+    def _make(self) -> Store:
+        from ..stores.folder import FolderStore
+
+        root = self._root
+        if root is None:
+            from platformdirs import user_state_path
+
+            root = user_state_path("sessionctl") / "backups"
+        stamp = re.sub(r"[-:]|\.\d+", "", iso(self._now) or "")
+        folder = root / f"{stamp}-{secrets.token_hex(3)}"
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise WriteFailed(f"cannot make {str(folder)!r}: {error.strerror or error}") from error
+        return FolderStore(folder)
+
+
+def check(store: Store, now: int, refs: Iterable[Ref] | None = None) -> Iterator[Report]:
+    """Report on every session of a store, or on those of ``refs``; changes nothing. ``now`` is in ms."""
+    refs = None if refs is None else list(refs)
+    context = Context.of(store, now, refs)
+    for found in _found(store, context, refs):
+        yield _report(found)
+
+
+def repair(
+    store: Store,
+    clock: Callable[[], int],
+    backup: Backup | None,
+    refs: Iterable[Ref] | None = None,
+    *,
+    options: Options | None = None,
+    min_idle: int = MIN_IDLE,
+    lock_wait: float = 15.0,
+) -> Iterator[Report]:
+    """Report on every session of a store, or on those of ``refs``, and mend what can be mended.
+
+    ``clock`` tells the time in ms, ``min_idle`` is in ms, ``lock_wait`` in seconds. Without a ``backup`` it is a dry
+    run: nothing is locked or written, and the reports hold what would be. Which sessions need mending is settled before
+    the first is changed.
+    """
+    refs = None if refs is None else list(refs)
+    context = Context.of(store, clock(), refs)
+    options = options or Options()
+    guard = Protection(min_idle, force=options.force, wait_for_locks=True)
+    hands = _Hands(store, clock, backup, options, guard, lock_wait, context)
+    pending: list[tuple[Ref, Report]] = []
+    for found in _found(store, context, refs):
+        report = _report(found)
+        if isinstance(found, Summary) and found.error is not None:
+            yield replace(report, error=found.error, exit_code=8)
+        elif report.outcomes:
+            pending.append((report.ref, report))
+        else:
+            yield report
+    for _, report in pending:
+        yield hands.mend(report)
+
+
+class _Lost(NamedTuple):
+    """A session of which only temporary files are there."""
+
+    ref: Ref
+    findings: tuple[Finding, ...]
+
+
+def _found(store: Store, context: Context, refs: Sequence[Ref] | None) -> Iterator[Summary | _Lost]:
+    """Each session's summary with the findings that concern its store; then those with a temporary file alone."""
+    seen: set[Ref] = set()
+    exists = store.exists()
+    for record in store.records(Want.WHOLE, refs) if exists or not context.strays else ():
+        seen.add(record.ref)
+        summary = summarise(store, record, context)
+        if _is_stale(summary.holder):
+            assert summary.holder is not None
+            stale = finding("stale-lock", "lock", summary.holder.sentence(context.now), fixable=True)
+            summary = _with(summary, [stale])
+        yield summary
+    for ref, strays in context.strays.items():
+        if ref not in seen and (refs is None or ref in refs):
+            yield _Lost(ref, tuple(_stray_finding(stray, "; the session itself is not there") for stray in strays))
+
+
+def _with(summary: Summary, extra: Sequence[Finding]) -> Summary:
+    import msgspec
+
+    verdict = summary.verdict._replace(findings=(*summary.verdict.findings, *extra))
+    return msgspec.structs.replace(summary, verdict=verdict)
+
+
+def _stray_finding(stray: Stray, more: str = "") -> Finding:
+    return finding(stray.code, stray.name, f"{stray.name} {stray.note}{more}", fixable=True)
+
+
+def _is_stale(holder: Holder | None) -> bool:
+    return holder is not None and holder.until is None and NO_EXPIRY in holder.note
+
+
+def _report(found: Summary | _Lost) -> Report:
+    if isinstance(found, _Lost):
+        return Report(found.ref, "damaged", tuple(map(Outcome, found.findings)))
+    return Report(found.ref, found.status, tuple(map(Outcome, found.verdict.findings)))
+
+
+class _Hands:
+    """Acts on one session after the other."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], int],
+        backup: Backup | None,
+        options: Options,
+        guard: Protection,
+        lock_wait: float,
+        context: Context,
+    ) -> None:
+        self.store, self.clock, self.backup, self.options = store, clock, backup, options
+        self.guard, self.lock_wait, self.context = guard, lock_wait, context
+
+    def mend(self, report: Report) -> Report:
+        """Mend the session of a report and say what came of it. Raises nothing that concerns this session alone."""
+        try:
+            if self.backup is None:
+                return self._mended(report, lambda: None)
+            unlocked = self._break_lock(report)
+            with self.store.lock(report.ref, self.lock_wait) as lease:
+                done = self._mended(report, lease.check)
+            return replace(done, outcomes=tuple(_settled(o, unlocked) for o in done.outcomes))
+        except (SessionLocked, SessionChanged, SessionInUse) as error:
+            return replace(report, skipped=str(error), exit_code=error.exit_code)
+        except SessionNotFound:
+            return replace(report, skipped="gone meanwhile")
+        except SessionctlError as error:
+            return replace(report, error=str(error), exit_code=8)
+
+    def _break_lock(self, report: Report) -> bool:
+        """Remove a lock that has no end, if one was found; True if it is gone."""
+        if not self.options.wants("stale-lock") or all(o.finding.code != "stale-lock" for o in report.outcomes):
+            return False
+        summary = self._look(report.ref)
+        reason = summary and protection(summary, self.guard, self.clock())
+        if reason:
+            raise SessionInUse(reason)
+        return self.store.break_lock(report.ref)
+
+    def _look(self, ref: Ref) -> Summary | None:
+        for record in self.store.records(Want.WHOLE, [ref]):
+            return summarise(self.store, record, self._context())
+        return None
+
+    def _context(self) -> Context:
+        return self.context._replace(now=self.clock(), holders={})
+
+    def _mended(self, report: Report, still_held: Callable[[], None]) -> Report:
+        ref = report.ref
+        now = self.clock()
+        record = self._record(ref)
+        strays = self.context.strays.get(ref, [])
+        if record is not None:
+            summary = summarise(self.store, record, self._context())
+            reason = protection(summary, self.guard, now)
+            if reason is not None:
+                return replace(report, skipped=reason, exit_code=SessionInUse.exit_code)
+        leftovers, recovered = self._strays(ref, record, strays, now)
+        if recovered is not None:
+            record = recovered[1]
+        if record is None or record.payload is None:
+            return replace(report, outcomes=(*(o for o in report.outcomes if o.finding.code not in _STRAY), *leftovers))
+        approvals = self.context.approvals.get(ref.key, frozenset())
+        plan = mend(ref, record.payload, now, self.options, approvals)
+        return self._write(report, record, plan, recovered, leftovers, still_held)
+
+    def _record(self, ref: Ref) -> Record | None:
+        try:
+            record = self.store.get(ref)
+        except SessionNotFound:
+            return None
+        if record.error is not None:
+            raise WriteFailed(f"cannot read it: {record.error}")
+        return record
+
+    def _write(
+        self,
+        report: Report,
+        record: Record,
+        plan: Repair,
+        recovered: tuple[Stray, Record] | None,
+        leftovers: list[Outcome],
+        still_held: Callable[[], None],
+    ) -> Report:
+        ref = report.ref
+        others = [o for o in report.outcomes if o.finding.code in _OF_THE_STORE]
+        done = replace(report, status=plan.status, outcomes=(*plan.outcomes, *leftovers, *others), changes=plan.changes)
+        stored = self._record(ref) if recovered is not None else record
+        payload = plan.after if plan.after is not None else record.payload
+        assert payload is not None
+        if recovered is not None:
+            done = replace(done, changes=(f"recovered from {recovered[0].name}", *plan.changes))
+        elif plan.after is None:
+            return done
+        if self.backup is None:
+            return replace(done, before=stored.payload if stored else b"", after=payload)
+        if stored is not None:
+            done = replace(done, backup=self.backup.keep(stored))
+        still_held()
+        expect = stored.stamp if stored else None
+        if plan.appended is not None and recovered is None:
+            stamp = self.store.append(ref, plan.appended, expect=expect)
+            if record.stamp.changed_at is not None:
+                self.store.backdate(ref, stamp, record.stamp.changed_at)
+        else:
+            ttl = stored.stamp.ttl_ms if stored else None
+            stamp = self.store.put(ref, payload, expect=expect, changed_at=record.stamp.changed_at, ttl_ms=ttl)
+        self._verify(ref, stored, payload)
+        if recovered is not None:
+            self.store.remove_stray(recovered[0])
+        return done
+
+    def _verify(self, ref: Ref, before: Record | None, payload: bytes) -> None:
+        """Read back what was written; put the old payload back if it is not there, unless somebody else has written."""
+        now = self.store.get(ref)
+        if now.payload is not None and (
+            now.payload == payload or (ref.kind == "log" and now.payload.startswith(payload))
+        ):
+            return
+        if before is not None and before.payload is not None:
+            self.store.put(
+                ref, before.payload, expect=now.stamp, changed_at=before.stamp.changed_at, ttl_ms=before.stamp.ttl_ms
+            )
+        raise WriteFailed("what was read back is not what was written; the session is as it was before")
+
+    # --- temporary files ----------------------------------------------------------------------------------------------
+
+    def _strays(
+        self, ref: Ref, record: Record | None, strays: Sequence[Stray], now: int
+    ) -> tuple[list[Outcome], tuple[Stray, Record] | None]:
+        """Deal with the temporary files that writers of this session left; the newest whole one may hold it."""
+        outcomes: list[Outcome] = []
+        recovered: tuple[Stray, Record] | None = None
+        for stray in sorted(strays, key=lambda s: -(s.stamp.changed_at or 0) if s.stamp else 0):
+            found = _stray_finding(stray, "" if record else "; the session itself is not there")
+            if not self.options.wants(stray.code):
+                outcomes.append(Outcome(found))
+                continue
+            age = now - (stray.stamp.changed_at or now) if stray.stamp else 0
+            if recovered is None and age >= self.guard.min_idle:
+                payload = self.store.read_stray(stray)
+                if stray.stamp is not None and _holds_newer(ref, payload, record, now):
+                    recovered = stray, Record(ref, stray.stamp, payload)
+                    outcomes.append(Outcome(found, True))
+                    continue
+            if age < LEFTOVER:
+                outcomes.append(Outcome(found, reason=f"it is {ago(age)} old; its writer may still be at work"))
+            elif record is None and recovered is None:
+                outcomes.append(Outcome(found._replace(fixable=False), reason="it holds no whole session"))
+            else:
+                if self.backup is not None:
+                    self.store.remove_stray(stray)
+                outcomes.append(Outcome(found, True))
+        return outcomes, recovered
+
+
+_STRAY = ("stray-temporary-file",)
+_OF_THE_STORE = ("stale-lock", "wrong-type-key")
+
+
+def _settled(outcome: Outcome, unlocked: bool) -> Outcome:
+    return outcome._replace(fixed=True) if unlocked and outcome.finding.code == "stale-lock" else outcome
+
+
+def _holds_newer(ref: Ref, payload: bytes, record: Record | None, now: int) -> bool:
+    """Whether a temporary file holds the whole session, and a newer one than what is stored."""
+    left = codec.outline(ref, payload, now)
+    if left.steps is None or left.damage or any(n.code == "id-mismatch" for n in left.notes):
+        return False
+    if record is None or record.payload is None:
+        return True
+    if ref.kind == "log":
+        return False  # appends do not go through temporary files
+    stored = codec.outline(ref, record.payload, now)
+    return stored.steps is None or _time(stored) < _time(left)
+
+
+def _time(outline: Outline) -> int:
+    return max(outline.updated_at or 0, outline.active_at or 0, outline.newest_message_at or 0)
+
+
+# --- showing a change -------------------------------------------------------------------------------------------------
+
+
+def diff_lines(before: bytes, after: bytes, context: int = 2) -> Iterator[str]:
+    """The difference of two payloads as lines of a unified diff, without their ends. Linear for large ones.
+
+    What is not UTF-8 shows as ``\\xNN``. A document on one line is shown with a line for each of its objects.
+    """
+    old, new = _shown(before), _shown(after)
+    start = 0
+    shortest = min(len(old), len(new))
+    while start < shortest and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < shortest - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    if max(len(old), len(new)) - start - end <= _DIFF_LIMIT:
+        low, high = max(0, start - context), max(0, end - context)
+        # Line numbers are those of the cut-out part moved back to where it stands.
+        for line in unified_diff(old[low : len(old) - high], new[low : len(new) - high], n=context, lineterm=""):
+            if not line.startswith(("---", "+++")) or not line[3:].isspace():
+                yield _moved(line, low) if line.startswith("@@") else line
+        return
+    yield f"@@ -{start + 1} +{start + 1} @@"
+    yield from _rough_diff(old[start : len(old) - end], new[start : len(new) - end])
+
+
+def _shown(payload: bytes) -> list[str]:
+    text = payload.decode(errors="backslashreplace")
+    if "\n" not in text.rstrip("\n"):
+        text = re.sub(r"([}\]],) ?(?=[{\"])", r"\1\n", text)
+    return text.split("\n")
+
+
+def _moved(header: str, by: int) -> str:
+    return re.sub(r"([-+])(\d+)", lambda m: f"{m[1]}{int(m[2]) + by}", header)
+
+
+def _rough_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """What goes and what comes, in order; a line that only moves shows as both."""
+    going, coming = Counter(old), Counter(new)
+    i = j = 0
+    while i < len(old) or j < len(new):
+        if i < len(old) and j < len(new) and old[i] == new[j]:
+            going[old[i]] -= 1
+            coming[new[j]] -= 1
+            i, j = i + 1, j + 1
+        elif i < len(old) and (j == len(new) or coming[old[i]] <= 0 or going[new[j]] > 0):
+            going[old[i]] -= 1
+            yield f"-{old[i]}"
+            i += 1
+        else:
+            coming[new[j]] -= 1
+            yield f"+{new[j]}"
+            j += 1
