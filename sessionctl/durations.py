@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from functools import lru_cache
 
 from .errors import InvalidDuration, InvalidMoment
 from .keys import quoted
@@ -11,6 +12,7 @@ from .keys import quoted
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"(\d{1,12})(ms|s|m|h|d|w)")
 _DURATION = re.compile(r"(\d{1,12}(ms|s|m|h|d|w))+\Z")
+_EPOCH = date(1970, 1, 1).toordinal()
 LONGEST = 100 * 365 * 86_400_000
 """ms: a hundred years. A longer duration is a slip of the hand."""
 
@@ -47,8 +49,16 @@ def iso(ms: int | None) -> str | None:
     """ms since the epoch as ISO 8601 in UTC with milliseconds."""
     if ms is None:
         return None
-    seconds, rest = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+    day, rest = divmod(ms, 86_400_000)
+    minutes, seconds = divmod(rest, 60_000)
+    hour, minute = divmod(minutes, 60)
+    return f"{_day(day)}T{hour:02d}:{minute:02d}:{seconds // 1000:02d}.{seconds % 1000:03d}Z"
+
+
+@lru_cache(maxsize=4096)
+def _day(number: int) -> str:
+    """The date of a day, counted from the epoch."""
+    return date.fromordinal(_EPOCH + number).isoformat()
 
 
 def ago(ms: int) -> str:

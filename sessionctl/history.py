@@ -267,6 +267,8 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     steps = outline.steps
     if steps is None:
         return Verdict("damaged", tuple(findings), (), ())
+    if not findings and (settled := _settled(outline, steps)) is not None:
+        return settled
     problems = pair(steps)
     unresolved = tuple(p.call_id for p in problems if p.code == "unresolved-tool-call")
     interrupted = bool(unresolved) and _is_interrupted(steps, problems)
@@ -285,6 +287,40 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     return Verdict(
         _status(outline, steps, findings, interrupted, awaiting), tuple(findings), unresolved, tuple(problems)
     )
+
+
+_OK, _EMPTY = (Verdict(status, (), (), ()) for status in ("ok", "empty"))
+
+
+def _settled(outline: Outline, steps: Sequence[Step]) -> Verdict | None:
+    """The verdict on a history without any fault, by one pass that gives up at the first oddity (nearly all are such)."""
+    waiting: list[str] = []
+    before = ""
+    for role, calls, results, only_results, empty_text, missing_content in steps:
+        if empty_text or missing_content:
+            return None
+        if results:
+            for result in results:
+                if not waiting or waiting.pop() != result.call_id:
+                    return None
+            if not only_results:
+                return None
+        elif waiting or (role == before == "user"):
+            return None
+        elif calls:
+            waiting = [call.id for call in reversed(calls) if not call.inline]
+            for call in calls:
+                if not call.well_formed:
+                    return None
+        before = role
+    if waiting or before == "user" or _repeats_calls(steps):
+        return None
+    return _EMPTY if all(step.role == "system" for step in steps) else _OK
+
+
+def _repeats_calls(steps: Sequence[Step]) -> bool:
+    ids = [call.id for step in steps if step.calls for call in step.calls]
+    return len(set(ids)) < len(ids)
 
 
 def _is_mendable(outline: Outline, code: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -99,6 +100,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 def call(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # Nearly nothing here forms cycles: looking for them among many rows costs a fifth of the time and finds none.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     for stream in (sys.stdout, sys.stderr):
         # What the terminal's encoding lacks is escaped; output never fails for it.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

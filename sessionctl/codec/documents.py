@@ -11,36 +11,36 @@ import msgspec
 from ..history import finding
 from ..model import Call, Damage, Finding, Outline, Result, Step
 from .messages import MADE_UP, content_text, step_of, text_or_none
-from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, one_line, preview
+from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, one_line
 
 SKEW = 60_000
 """ms by which clocks of two machines may differ before a time is called "in the future"."""
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     id: str
     name: str
-    arguments: msgspec.Raw
+    arguments: dict[str, msgspec.Raw]
     result: str | None = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     role: str
-    content: msgspec.Raw
-    timestamp: int | None = None
+    content: str
+    timestamp: int
     toolCalls: list[_Call] | None = None
     toolCallId: str | None = None
-    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: None = None
+    tool_call_id: None = None
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(msgspec.Struct, gc=False):
     apiKeyHash: str | None = None
     lastActivityAt: int | None = None
     title: str | None = None
 
 
-class _Document(msgspec.Struct):
+class _Document(msgspec.Struct, gc=False):
     id: str
     messages: list[_Message]
     createdAt: int
@@ -64,57 +64,37 @@ def fast_document(payload: bytes, now: int) -> Outline:
     steps: list[Step] = []
     newest = 0
     title: str | None = None
-    inline: set[str] | None = None
+    inline: set[str] = set()
     for message in document.messages:
-        role = message.role
         at = message.timestamp
-        if at is not None:
-            if not OLDEST <= at <= now:
-                raise NotPlain
-            if at > newest:
-                newest = at
-        if (
-            message.toolCalls is None
-            and message.toolCallId is None
-            and role in PLAIN
-            and message.tool_calls is msgspec.UNSET
-        ):
-            raw = memoryview(message.content)
-            if raw[0] != 34 or len(raw) == 2:  # a string, not empty
+        if at > newest:
+            newest = at
+        if at < OLDEST:
+            raise NotPlain
+        role = message.role
+        if message.toolCalls is None and message.toolCallId is None:
+            if not message.content or role not in PLAIN:
                 raise NotPlain
             steps.append(PLAIN[role])
             if title is None and role == "user":
-                title = preview(raw)
-            continue
-        if (
-            memoryview(message.content)[0] != 34
-            or message.tool_calls is not msgspec.UNSET
-            or message.tool_call_id is not msgspec.UNSET
-        ):
+                title = one_line(message.content)
+        elif role == "tool":
+            call_id = message.toolCallId
+            if call_id is None or call_id in inline or message.toolCalls is not None:
+                raise NotPlain  # of a result that is stored twice the texts must be compared
+            result = Result(call_id, -1, message.content.startswith(MADE_UP))
+            steps.append(Step("tool", (), (result,), True))
+        elif message.toolCallId is None and message.toolCalls:
+            calls = []
+            for call in message.toolCalls:
+                if call.result is not None:
+                    inline.add(call.id)
+                calls.append(Call(call.id, call.name, bool(call.id and call.name), call.result is not None))
+            steps.append(Step(role, tuple(calls)))
+        else:
             raise NotPlain
-        calls: list[Call] = []
-        for call in message.toolCalls or ():
-            has_result = call.result is not None
-            if has_result:
-                inline = inline or set()
-                inline.add(call.id)
-            calls.append(
-                Call(
-                    call.id,
-                    call.name,
-                    bool(call.id and call.name) and memoryview(call.arguments)[0] == 123,
-                    has_result,
-                )
-            )
-        results: tuple[Result, ...] = ()
-        if role == "tool":
-            if message.toolCallId is None or (inline and message.toolCallId in inline):
-                raise NotPlain  # texts must be compared
-            made_up = bytes(memoryview(message.content)[1 : 1 + len(MADE_UP)]) == MADE_UP.encode()
-            results = (Result(message.toolCallId, -1, made_up),)
-        elif message.toolCallId is not None or not calls:
-            raise NotPlain
-        steps.append(Step(role, tuple(calls), results, bool(results)))
+    if newest > now:
+        raise NotPlain
     if not (OLDEST <= document.createdAt <= now and OLDEST <= document.updatedAt <= now):
         raise NotPlain
     metadata = document.metadata
