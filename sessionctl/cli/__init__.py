@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from ..errors import SessionctlError
+from ..errors import SessionctlError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "show": "show",
     "gc": "gc",
     "delete": "delete",
+    "stores": "stores",
 }
 """Command to the module of this package that holds it."""
 
@@ -47,6 +48,15 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is named, with the configured defaults of its options."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing and not {"-h", "--help"} & set(rest):
+            from .defaults import defaults_of
+
+            ctx.default_map = {name: defaults_of(name, command, tuple(COMMANDS))}
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -86,13 +96,17 @@ def main(
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the exit code of DESIGN.md."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # Closed by the caller: its number must not go to the next file that is opened, nor its text elsewhere.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
     code = call(arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = PIPE_CLOSED
-    if code == PIPE_CLOSED:
-        # Nothing may be written at exit any more: the reader is gone.
+    except OSError as error:
+        code = PIPE_CLOSED if isinstance(error, BrokenPipeError) else _no_output(error, arguments)
+        # Nothing may be written at exit any more: the reader is gone, or the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -116,6 +130,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return PIPE_CLOSED
+    except OSError as error:
+        return _no_output(error, arguments)
     except Exception as error:  # noqa: BLE001 - the last line of defence: every bug ends in one line
         return _unexpected(error, arguments)
 
@@ -125,6 +141,12 @@ def report(error: SessionctlError, arguments: Sequence[str]) -> None:
     from .output import wants_json, write_error
 
     write_error(error.code, str(error), error.hint, as_json=wants_json(arguments))
+
+
+def _no_output(error: OSError, arguments: Sequence[str]) -> int:
+    """Stores raise errors of their own: what is left is output that cannot be written."""
+    report(StoreError(f"cannot write the output: {(error.strerror or str(error)).lower()}"), arguments)
+    return StoreError.exit_code
 
 
 def _unexpected(error: Exception, arguments: Sequence[str]) -> int:

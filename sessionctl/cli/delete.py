@@ -16,7 +16,7 @@ from .ids import named
 from .options import SAFETY, Common, Safety, now_ms, takes, wait_seconds
 from .removal import FORMATS, Report, carry_out, tell_missing
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command(
@@ -29,7 +29,7 @@ def delete(
     safety: Safety,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID...", help="Key, id, or start of one; - reads them from stdin.", show_default=False),
+        typer.Argument(metavar="ID", help="Key, id, or start of one; - reads them from stdin.", show_default=False),
     ] = None,
     lock_wait: Annotated[
         str, typer.Option("--lock-wait", help="How long to wait for a locked session.", rich_help_panel=SAFETY)
@@ -46,10 +46,11 @@ def delete(
     guard = ops.Protection(parse_duration(safety.min_idle, zero=True), force=safety.force, wait_for_locks=True)
     wait = wait_seconds(lock_wait)
     with common.open() as store:
-        found = named(store, ids)
+        links = [action for text in dict.fromkeys(ids) for action in ops.link_actions(store, text)]
+        found = named(store, [text for text in ids if all(text != link.ref.key for link in links)])
         context = Context.of(store, now, found.refs)
         summaries = [summarise(store, record, context) for record in store.records(Want.WHOLE, found.refs)]
-        plan = ops.plan_delete(summaries, guard, now, context, store.url, len(found.refs))
+        plan = ops.plan_delete(summaries, guard, now, context, store.url, len(found.refs) + len(links), links)
         report = Report(out, plan, dry_run=safety.dry_run, started=started)
 
         def recheck(summary: Summary, at: int) -> str | None:

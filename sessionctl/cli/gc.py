@@ -17,7 +17,7 @@ from .options import SAFETY, Common, Filters, Safety, now_ms, takes, wait_second
 from .progress import progress
 from .removal import FORMATS, Report, carry_out, cutoff
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 RULES = "What is expired (either rule suffices)"
 
 
@@ -32,7 +32,7 @@ def gc(
     safety: Safety,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATTERN]...", help="Only these keys or ids, with * ? [...].", show_default=False),
+        typer.Argument(metavar="PATTERN", help="Only these keys or ids, with * ? [...].", show_default=False),
     ] = None,
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="Not updated for this time.", rich_help_panel=RULES)
@@ -82,6 +82,9 @@ def gc(
                 plan = ops.plan_gc(store, rules, chosen, guard, now, limit=limit, tick=tick)
             _check_most(plan, most, max_delete)
             report = Report(out, plan, dry_run=safety.dry_run, started=started)
+            if safety.dry_run or common.verbose:
+                for stray in store.strays():
+                    out.note(f"left alone: {stray.name} {stray.note}")
             surplus = {a.ref for a in plan.actions if rules.keep_last is not None}
 
             def recheck(summary: Summary, at: int) -> str | None:

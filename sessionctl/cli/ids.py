@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NamedTuple
 
-from ..errors import InvalidKey, SessionctlError, SessionNotFound, UsageError
+from ..errors import AmbiguousId, InvalidKey, SessionctlError, SessionNotFound, UsageError
 from ..model import KINDS, Kind, Ref
 from ..ops.select import resolve
 from ..stores.base import Store
@@ -32,7 +33,7 @@ def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS) -> Name
         for text in read_ids():
             try:
                 refs.update(dict.fromkeys(resolve(store, text, kinds)))
-            except (SessionNotFound, InvalidKey) as error:
+            except (SessionNotFound, InvalidKey, AmbiguousId) as error:
                 missing.append((text, error))
     return Named(list(refs), missing)
 
@@ -41,6 +42,6 @@ def read_ids() -> list[str]:
     """The ids on standard input."""
     if sys.stdin is None:
         raise UsageError("there is no standard input to read ids from")
-    text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
-    parts = text.split("\0") if "\0" in text else text.splitlines()
-    return list(dict.fromkeys(part for part in parts if part))
+    text = sys.stdin.buffer.read()
+    parts = text.split(b"\0") if b"\0" in text else [line.removesuffix(b"\r") for line in text.split(b"\n")]
+    return [os.fsdecode(part) for part in dict.fromkeys(parts) if part]

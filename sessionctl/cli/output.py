@@ -135,10 +135,13 @@ class Output:
             writer.writerow([_cell(row.get(column)) for column in columns])
 
     def _ids(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
-        exact = self.null and not self.is_terminal
+        if self.null and not self.is_terminal:
+            sys.stdout.flush()
+            for row in rows:
+                sys.stdout.buffer.write(os.fsencode(row["key"]) + b"\0")
+            return
         for row in rows:
-            key = row["key"]
-            sys.stdout.write((key if exact else safe_line(key)) + ("\0" if self.null else "\n"))
+            sys.stdout.write(safe_line(row["key"]) + ("\0" if self.null else "\n"))
 
 
 def _cell(value: object) -> str:

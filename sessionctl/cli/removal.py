@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from ..durations import ago, iso, size
-from ..errors import NeedsConfirmation, SessionctlError, SomeFailed
+from ..errors import NeedsConfirmation, SessionctlError, SomeFailed, UsageError
 from ..keys import quoted
 from ..ops import gc as ops
 from ..ops.select import Summary
@@ -122,16 +122,12 @@ def carry_out(
 ) -> int:
     """Ask, act and tell; the exit code. With ``--dry-run`` or nothing to do, only tell."""
     plan = report.plan
+    archive = open_archive(safety.archive, store)
     if safety.dry_run or not plan.actions:
         report.say()
         return exit_code(report.outcome)
     confirm(report, safety, what)
     code: int | None = None
-    archive = None
-    if safety.archive is not None:
-        from ..stores import open_store
-
-        archive = open_store(safety.archive)
     with progress("deleting", len(plan.actions), quiet=common.quiet) as tick, stop_between(tick) as step:
         try:
             ops.apply(
@@ -155,6 +151,18 @@ def carry_out(
         report.out.note(f"interrupted: {len(plan.actions) - len(report.outcome.deleted)} sessions were not deleted")
         raise KeyboardInterrupt
     return exit_code(report.outcome)
+
+
+def open_archive(named: str | None, store: Store) -> Store | None:
+    """The store that copies go to; UsageError if it is the one that is cleaned: a copy there would be no copy."""
+    if named is None:
+        return None
+    from ..stores import open_store
+
+    archive = open_store(named)
+    if archive.place() == store.place():
+        raise UsageError("the archive is the store itself: nothing would be kept")
+    return archive
 
 
 def confirm(report: Report, safety: Safety, what: str) -> None:

@@ -19,7 +19,7 @@ from .removal import tell_missing
 from .rows import row
 from .transcript import markdown, message_objects, transcript
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command(
@@ -31,7 +31,7 @@ def show(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="ID...", help="Key, id, or a start of one; - reads them from stdin.", show_default=False
+            metavar="ID", help="Key, id, or a start of one; - reads them from stdin.", show_default=False
         ),
     ] = None,
     last: Annotated[
@@ -60,12 +60,14 @@ def show(
             context = Context.of(store, now, found.refs)
             for number, record in enumerate(store.records(Want.WHOLE, found.refs)):
                 if record.error is not None:
-                    raise StoreError(f"cannot read {record.ref.key!r}: {record.error}")
+                    out.note(f"cannot read {record.ref.key}: {record.error}")
+                    code = StoreError.exit_code if len(found.refs) == 1 else SomeFailed.exit_code
+                    continue
                 if record.payload is None:
                     record = store.get(record.ref)
                 summary = summarise(store, record, context)
                 session = codec.read(record.ref, record.payload or b"", now)
-                if summary.status == "damaged":
+                if summary.status == "damaged" and not code:
                     code = SessionDamaged.exit_code
                 if out.format != "table":
                     value = row(summary) | {"messages": message_objects(session, summary, last, tree)}

@@ -13,9 +13,9 @@ import msgspec
 
 from .. import codec
 from ..durations import ago, iso
-from ..errors import SessionChanged, SessionctlError, SessionLocked, SessionNotFound, SomeFailed
+from ..errors import SessionChanged, SessionctlError, SessionLocked, SessionNotFound, SomeFailed, WriteFailed
 from ..model import Record, Ref, Stamp, Stray
-from ..stores.base import Store, Want
+from ..stores.base import LINK, Store, Want
 from .select import Context, Filter, Summary, summarise
 
 MIN_IDLE = 60_000
@@ -53,7 +53,7 @@ class Protection(msgspec.Struct, frozen=True):
 
 
 def expired(summary: Summary, rules: Rules, now: int) -> str | None:
-    """Why a session is expired by age, for people; None if it is not (FORMATS.md section 1, Limits; end of section 4)."""
+    """Why a session is expired by age, for people; None if not (FORMATS.md section 1, Limits; end of section 4)."""
     active, created = summary.last_activity_at, summary.outline.created_at
     if active is not None:
         if rules.older_than is not None and now - active > rules.older_than:
@@ -66,7 +66,7 @@ def expired(summary: Summary, rules: Rules, now: int) -> str | None:
 
 
 def surplus(summaries: Iterable[Summary], keep: int) -> set[Ref]:
-    """The sessions beyond the newest ``keep`` of each owner (logs: of each tenant); those of unknown age do not count."""
+    """The sessions beyond the newest ``keep`` of each owner (logs: tenant); those of unknown age do not count."""
     groups: dict[tuple[str, str | None], list[tuple[int, Ref]]] = {}
     for summary in summaries:
         if summary.last_activity_at is not None:
@@ -103,7 +103,10 @@ def protection(summary: Summary, rule: Protection, now: int) -> str | None:
 
 
 class Action(NamedTuple):
-    """One session to be removed, as it was when that was decided. Times are in ms."""
+    """One session to be removed, as it was when that was decided. Times are in ms.
+
+    ``strays`` go with it; of one that ``is_link`` there is nothing else: what a link points to is never touched.
+    """
 
     ref: Ref
     stamp: Stamp
@@ -111,6 +114,7 @@ class Action(NamedTuple):
     messages: int | None
     last_activity_at: int | None
     strays: tuple[Stray, ...] = ()
+    is_link: bool = False
 
 
 class Skip(NamedTuple):
@@ -238,10 +242,16 @@ def _is_young(record: Record, rules: Rules, now: int) -> bool:
 
 
 def plan_delete(
-    summaries: Iterable[Summary], guard: Protection, now: int, context: Context, store: str, scanned: int
+    summaries: Iterable[Summary],
+    guard: Protection,
+    now: int,
+    context: Context,
+    store: str,
+    scanned: int,
+    links: Iterable[Action] = (),
 ) -> Plan:
-    """Decide on the removal of named sessions."""
-    actions: list[Action] = []
+    """Decide on the removal of named sessions; ``links`` are those that lie where a session of that name would."""
+    actions: list[Action] = list(links)
     skipped: list[Skip] = []
     for summary in summaries:
         kept = protection(summary, guard, now)
@@ -256,6 +266,15 @@ def action_for(summary: Summary, why: str, context: Context) -> Action:
     """The action that removes a session, with its temporary files."""
     strays = tuple(context.strays.get(summary.ref, ()))
     return Action(summary.ref, summary.stamp, why, summary.messages, summary.last_activity_at, strays)
+
+
+def link_actions(store: Store, key: str) -> list[Action]:
+    """The removal of the links that lie where sessions of this key would lie."""
+    return [
+        Action(stray.ref, Stamp((), 0), "named; only the link goes", None, None, (stray,), is_link=True)
+        for stray in store.strays()
+        if stray.note == LINK and stray.ref is not None and stray.ref.key == key
+    ]
 
 
 class Outcome(msgspec.Struct):
@@ -282,8 +301,8 @@ def apply(
 ) -> None:
     """Carry out a plan, one session after the other, writing into ``outcome`` as it goes.
 
-    Each session is locked, read again and judged again by ``recheck`` (a reason to keep it, or None); it is removed only
-    if it is the version that was planned, and, with ``archive``, only after its copy there was read back.
+    Each session is locked, read again and judged again by ``recheck`` (a reason to keep it, or None); it is removed
+    only if it is the version that was planned, and, with ``archive``, only after its copy there was read back.
     """
     context = Context.of(store, now()) if plan.actions else None
     for action in plan.actions:
@@ -314,6 +333,11 @@ def _remove(
     check: Callable[[], None],
 ) -> None:
     ref = action.ref
+    if action.is_link:
+        for stray in action.strays:
+            store.remove_stray(stray)
+        outcome.deleted.append(action)
+        return
     record = store.get(ref)
     if record.error is not None:
         outcome.failed.append(Failure(ref, record.error))
@@ -357,12 +381,16 @@ def archive_copy(archive: Store, record: Record) -> None:
     if there is not None and there.payload == payload:
         return
     if there is not None and (there.payload is None or not payload.startswith(there.payload)):
-        raise SessionChanged(
+        raise WriteFailed(
             f"the archive holds another session of this key (of {iso(there.stamp.changed_at) or 'unknown age'})"
         )
-    archive.put(ref, payload, expect=there.stamp if there else None, changed_at=record.stamp.changed_at)
-    if archive.get(ref).payload != payload:
-        raise SessionChanged("the copy in the archive is not the same")
+    try:
+        archive.put(ref, payload, expect=there.stamp if there else None, changed_at=record.stamp.changed_at)
+        copy = archive.get(ref)
+    except (SessionChanged, SessionNotFound) as error:
+        raise WriteFailed(f"the archive changed meanwhile: {error}") from error
+    if copy.payload != payload:
+        raise WriteFailed("the copy in the archive is not the same")
 
 
 __all__ = [
@@ -376,6 +404,7 @@ __all__ = [
     "apply",
     "archive_copy",
     "expired",
+    "link_actions",
     "plan_delete",
     "plan_gc",
     "protection",
