@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "show": "show",
     "gc": "gc",
     "delete": "delete",
+    "repair": "repair",
     "stores": "stores",
 }
 """Command to the module of this package that holds it."""
