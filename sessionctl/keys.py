@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from fnmatch import translate
 from typing import NamedTuple
 
@@ -120,6 +121,11 @@ def file_name(key: str, kind: Kind, *, new: bool = True) -> str:
     if new and is_reserved_name(name):
         raise InvalidKey(f"{quoted(key)} is a reserved name on Windows")
     return name
+
+
+def folded(name: str) -> str:
+    """``name`` as a disk compares it that folds case and Unicode forms: two that are equal are one file there."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def matches(key: str, patterns: tuple[str, ...]) -> bool:

@@ -6,12 +6,12 @@ A new store implements the abstract methods below and runs the contract tests (`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
-from ..errors import SessionNotFound
+from ..errors import SessionctlError, SessionNotFound
 from ..keys import quoted
 from ..locks import Holder, Lease
 from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
@@ -42,6 +42,16 @@ TAIL = 2048
 
 BIG = 4 << 20
 """Bytes above which ``records`` leaves a payload to ``chunks``, so that memory stays bounded."""
+
+
+class Put(NamedTuple):
+    """One session to be written by ``Store.put_many``; the fields are the arguments of ``Store.put``."""
+
+    ref: Ref
+    payload: bytes
+    expect: Stamp | Any_ | None = None
+    changed_at: int | None = None
+    ttl_ms: int | None = None
 
 
 class Store(ABC):
@@ -97,6 +107,10 @@ class Store(ABC):
     def check_key(self, ref: Ref) -> None:
         """Raise InvalidKey if this store can never hold a session of that key."""
 
+    def name_of(self, ref: Ref) -> Hashable:
+        """What the session is called in here: of two whose names are equal, one at most can be kept."""
+        return ref
+
     @abstractmethod
     def stamp(self, ref: Ref) -> Stamp | None:
         """The session's version now, None if it does not exist."""
@@ -127,6 +141,17 @@ class Store(ABC):
         ``changed_at`` (ms) becomes the payload's age and ``ttl_ms`` its remaining life, where the store keeps them;
         ``ttl_ms=None`` writes a payload that does not expire.
         """
+
+    def put_many(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
+        """``put`` each item; yields for each, in order, its stamp or the error that ``put`` would have raised.
+
+        A store that can write several at once, each still all or nothing, does so here.
+        """
+        for item in items:
+            try:
+                yield self.put(*item[:2], expect=item.expect, changed_at=item.changed_at, ttl_ms=item.ttl_ms)
+            except SessionctlError as error:
+                yield error
 
     @abstractmethod
     def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:

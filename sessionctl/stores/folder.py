@@ -24,7 +24,7 @@ from ..errors import (
     StoreNotFound,
     WriteFailed,
 )
-from ..keys import file_name, quoted
+from ..keys import file_name, folded, quoted
 from ..locks import FileLease, Holder, Lease, held_names
 from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
 from .base import BIG, LINK, TAIL, Any_, Store, Want
@@ -182,6 +182,15 @@ class FolderStore(Store):
 
     def check_key(self, ref: Ref) -> None:
         file_name(ref.key, ref.kind, new=False)
+
+    def name_of(self, ref: Ref) -> Hashable:
+        """The file's name, as a disk that folds case or Unicode forms compares it where this is such a disk."""
+        name = file_name(ref.key, ref.kind, new=False)
+        return folded(name) if _FOLDS_NAMES or self._folds() else name
+
+    def _folds(self) -> bool:
+        """Whether the disk was seen to fold case: only where our own sub-folder is there, as under a lock."""
+        return os.path.isdir(self.path / ".sessionctl") and os.path.isdir(self.path / ".SESSIONCTL")
 
     def _name(self, ref: Ref) -> str:
         try:
