@@ -53,7 +53,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is named, with the configured defaults of its options."""
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and not ctx.resilient_parsing and not {"-h", "--help"} & set(rest):
+        if name is not None and command is not None and not ctx.resilient_parsing and not {"-h", "--help"} & set(rest):
             from .defaults import defaults_of
 
             ctx.default_map = {name: defaults_of(name, command, tuple(COMMANDS))}

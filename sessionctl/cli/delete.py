@@ -14,7 +14,7 @@ from ..ops.select import Context, Summary, summarise
 from ..stores.base import Want
 from .ids import named
 from .options import SAFETY, Common, Safety, now_ms, takes, wait_seconds
-from .removal import FORMATS, Report, carry_out, tell_missing
+from .removal import FORMATS, Report, archived, carry_out, tell_missing
 
 app = typer.Typer(add_completion=False)
 
@@ -43,9 +43,12 @@ def delete(
     out = common.out(*FORMATS)
     if not ids:
         raise UsageError("name the sessions to delete", hint="sessionctl list shows them; - reads ids from stdin")
-    guard = ops.Protection(parse_duration(safety.min_idle, zero=True), force=safety.force, wait_for_locks=True)
+    min_idle = parse_duration(safety.min_idle, zero=True)
     wait = wait_seconds(lock_wait)
     with common.open() as store:
+        settings = common.settings(store)
+        safety = archived(safety, settings)
+        guard = ops.Protection(min_idle, patterns=settings.protect, force=safety.force, wait_for_locks=True)
         links = [action for text in dict.fromkeys(ids) for action in ops.link_actions(store, text)]
         found = named(store, [text for text in ids if all(text != link.ref.key for link in links)])
         context = Context.of(store, now, found.refs)

@@ -13,9 +13,10 @@ from ..durations import parse_duration
 from ..errors import TooMany, UsageError
 from ..ops import gc as ops
 from ..ops.select import Summary
+from .defaults import given
 from .options import SAFETY, Common, Filters, Safety, now_ms, takes, wait_seconds
 from .progress import progress
-from .removal import FORMATS, Report, carry_out, cutoff
+from .removal import FORMATS, Report, archived, carry_out, cutoff
 
 app = typer.Typer(add_completion=False)
 RULES = "What is expired (either rule suffices)"
@@ -27,6 +28,7 @@ RULES = "What is expired (either rule suffices)"
 )
 @takes
 def gc(
+    context: typer.Context,
     common: Common,
     filters: Filters,
     safety: Safety,
@@ -68,14 +70,23 @@ def gc(
     """
     started, now = time.monotonic(), now_ms()
     out = common.out(*FORMATS)
+    if given(context, *ops.Rules.__struct_fields__):
+        # A rule that was asked for is not widened by one that stands in the configuration.
+        older_than = older_than if given(context, "older_than") else None
+        ttl = ttl if given(context, "ttl") else None
+        idle = idle if given(context, "idle") else None
+        keep_last = keep_last if given(context, "keep_last") else None
     rules = ops.Rules(_span(older_than), _span(ttl), _span(idle), keep_last)
     if not rules:
         raise UsageError("gc needs a rule: --older-than, --ttl, --idle or --keep-last", hint="such as --older-than 30d")
     chosen = filters.build(now, tuple(patterns or ()))
-    guard = ops.Protection(parse_duration(safety.min_idle, zero=True), include_damaged, force=safety.force)
+    min_idle = parse_duration(safety.min_idle, zero=True)
     wait = wait_seconds(lock_wait)
     most = _most(max_delete)
     with common.open() as store:
+        settings = common.settings(store)
+        safety = archived(safety, settings)
+        guard = ops.Protection(min_idle, include_damaged, settings.protect, force=safety.force)
         acting = not safety.dry_run and (safety.yes or out.can_ask) and store.exists()
         with store.lock_store("gc") if acting else nullcontext():
             with progress("looking", None, quiet=common.quiet) as tick:

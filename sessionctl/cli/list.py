@@ -13,7 +13,7 @@ from .options import STORE, Common, Filters, choice, now_ms, takes
 from .output import FORMATS, Output, plain_table, plural
 from .rows import COLUMNS, STATUS_STYLES, cells, problems, row
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 AT_A_TERMINAL = 50
 """Rows that a terminal shows unless told otherwise."""
 MOST_STYLED = 2000
@@ -32,7 +32,7 @@ def list_sessions(
     filters: Filters,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATTERN]...", help="Keys or ids, with * ? [...].", show_default=False),
+        typer.Argument(metavar="PATTERN", help="Keys or ids, with * ? [...].", show_default=False),
     ] = None,
     older_than: Annotated[
         str | None,

@@ -7,16 +7,17 @@ import inspect
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from ..durations import parse_duration, parse_moment
-from ..errors import UsageError
+from ..errors import SessionctlError, UsageError
 from ..model import KINDS, STATUSES, Kind
 
 if TYPE_CHECKING:
+    from ..config import StoreConfig
     from ..ops.select import Filter
     from ..stores.base import Store
     from .output import Output
@@ -61,6 +62,10 @@ class Common:
 
         return open_store(default_store(self.store))
 
+    def settings(self, store: Store) -> StoreConfig:
+        """What the configuration says of this store, by whatever name it was opened."""
+        return settings_of(default_store(self.store), store)
+
     def out(self, *formats: str) -> Output:
         """The output in the wanted format; UsageError for one that this command does not have."""
         from .output import Output
@@ -78,6 +83,36 @@ def default_store(named: str | None) -> str:
     from ..stores import default_folder
 
     return os.environ.get("SESSIONCTL_STORE") or load().default or default_folder()
+
+
+def settings_of(named: str, store: Store) -> StoreConfig:
+    """What the configuration says of a store that was opened as ``named``.
+
+    What is configured for a place holds for it also when it is opened by its folder or URL; the patterns of several
+    names for one place add up.
+    """
+    from ..config import StoreConfig, load
+
+    found: list[StoreConfig] = []
+    for name, config in load().stores.items():
+        if name == named or same_place(config, store):
+            found.insert(0 if name == named else len(found), config)
+    if not found:
+        return StoreConfig()
+    return replace(found[0], protect=tuple(dict.fromkeys(p for config in found for p in config.protect)))
+
+
+def same_place(config: StoreConfig, store: Store) -> bool:
+    """Whether a configured store is the one that is open."""
+    from ..stores import open_store
+
+    if ("://" in config.written_url) is not ("://" in store.url):
+        return False
+    try:
+        with open_store(config.url) as other:
+            return other.place() == store.place()
+    except SessionctlError:
+        return False  # a store that cannot be opened cannot be the open one
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..config import hide_secrets
 from ..durations import ago, iso, size
 from ..errors import NeedsConfirmation, SessionctlError, SomeFailed, UsageError
 from ..keys import quoted
@@ -18,6 +20,9 @@ from .options import Common, Safety, now_ms
 from .output import Output, plain_table, plural, safe_line
 from .progress import progress, stop_between
 from .rows import short_key
+
+if TYPE_CHECKING:
+    from ..config import StoreConfig
 
 FORMATS = ("table", "json", "jsonl", "ids")
 
@@ -110,6 +115,11 @@ class Report:
         out.note(f"{line}, {self.plan.scanned:,} looked at")
 
 
+def archived(safety: Safety, settings: StoreConfig) -> Safety:
+    """``safety`` with the archive that is configured for the store, unless another is named."""
+    return safety if safety.archive is not None else replace(safety, archive=settings.archive)
+
+
 def carry_out(
     report: Report,
     store: Store,
@@ -179,7 +189,7 @@ def confirm(report: Report, safety: Safety, what: str) -> None:
     report.show_plan()
     for skip in plan.skipped:
         report.out.note(f"kept {skip.ref.key}: {skip.reason}")
-    where = f" (a copy goes to {safe_line(safety.archive)})" if safety.archive else ""
+    where = f" (a copy goes to {safe_line(hide_secrets(safety.archive))})" if safety.archive else ""
     if not typer.confirm(f"Delete {summary}{where}?", err=True):
         report.out.note("nothing was deleted")
         raise typer.Exit(0)

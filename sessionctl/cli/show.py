@@ -30,9 +30,7 @@ def show(
     common: Common,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ID", help="Key, id, or a start of one; - reads them from stdin.", show_default=False
-        ),
+        typer.Argument(metavar="ID", help="Key, id, or a start of one; - reads them from stdin.", show_default=False),
     ] = None,
     last: Annotated[
         int | None, typer.Option("--last", min=0, help="Only the last N messages.", rich_help_panel=STORE)

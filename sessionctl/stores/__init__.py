@@ -60,8 +60,11 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return open_store(default_folder())
     if text == "redis":
         return _open("redis", "redis:")
+    from difflib import get_close_matches
+
+    near = get_close_matches(text, (*load().stores, "file", "redis"), 1)
     raise UnknownStore(
-        f"no store is called {quoted(text)}",
+        f"no store is called {quoted(text)}" + (f"; did you mean {near[0]}?" if near else ""),
         hint="name a folder, a URL such as redis://localhost/0, or a store of the configuration (sessionctl stores)",
     )
 
