@@ -153,6 +153,13 @@ class WriteFailed(StoreError):
     code = "write-failed"
 
 
+class TooManySessions(SessionctlError):
+    """The owner has as many live sessions as are allowed (FORMATS.md section 1, Limits of the server)."""
+
+    code = "too-many-sessions"
+    exit_code = 6
+
+
 class SomeFailed(SessionctlError):
     """Some sessions failed, the rest is done."""
 

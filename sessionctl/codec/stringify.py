@@ -75,15 +75,16 @@ def js_number(number: float) -> str:
     return f"{sign}{digits[:point]}.{digits[point:]}"
 
 
-def js_dumps(value: Any, indent: int = 0) -> str:
-    """``JSON.stringify(value, null, indent)``, to the byte.
+def js_dumps(value: Any, indent: int | str = 0, level: int = 0) -> str:
+    """``JSON.stringify(value, null, indent)``, to the byte; ``level`` is how deep the value itself will stand.
 
     Whole numbers of Python are written with all their digits, also those that JavaScript would round, and keys keep
     their order, also those that look like numbers. Raises TypeError for what JSON cannot hold, ValueError for NaN,
     infinities and structures nested too deeply.
     """
+    step = " " * indent if isinstance(indent, int) else indent
     try:
-        text = "".join(_write(value, " " * indent, "\n" if indent else ""))
+        text = "".join(_write(value, step, step and "\n" + step * level))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return _SURROGATES.sub(_write_surrogate, text)
