@@ -73,6 +73,13 @@ def check_lookup(text: str) -> str:
     return text
 
 
+def check_key(key: str) -> str:
+    """Return ``key`` if a store can hold a session under it; raise InvalidKey for nothing and for a NUL."""
+    if not key or "\0" in key:
+        raise InvalidKey(f"{quoted(key)} is empty" if not key else f"{quoted(key)} holds a NUL")
+    return key
+
+
 def check_storage_key(key: str) -> str:
     """Seepient's rule for saving (FORMATS.md section 1, Ids); raises InvalidKey."""
     if not _STORAGE_KEY.match(key):

@@ -22,6 +22,7 @@ from ..errors import (
     StoreBusy,
     StoreError,
     StoreNotFound,
+    UnsupportedKind,
     WriteFailed,
 )
 from ..keys import file_name, folded, quoted
@@ -192,15 +193,24 @@ class FolderStore(Store):
         """Whether the disk was seen to fold case: only where our own sub-folder is there, as under a lock."""
         return os.path.isdir(self.path / ".sessionctl") and os.path.isdir(self.path / ".SESSIONCTL")
 
+    def _new_name(self, ref: Ref) -> str:
+        if ref.kind not in self.kinds:
+            raise UnsupportedKind(f"{self.url} holds no {ref.kind}s")
+        return file_name(ref.key, ref.kind)
+
     def _name(self, ref: Ref) -> str:
+        if ref.kind not in self.kinds:
+            raise SessionNotFound(quoted(ref.key))
         try:
             return file_name(ref.key, ref.kind, new=False)
         except InvalidKey:
             raise SessionNotFound(quoted(ref.key)) from None
 
     def stamp(self, ref: Ref) -> Stamp | None:
-        folder, name = self._folder(), self._name(ref)
-        return stamp_at(folder, name) if _is_regular(folder, name) else None
+        folder = self._folder()
+        for name, _ in self._named([ref] if ref.kind in self.kinds else ()):
+            return stamp_at(folder, name)
+        return None
 
     def checkpoints(self) -> Iterator[bytes]:
         """The checkpoints beside a folder of logs: ``../.checkpoints/checkpoints/*.json``."""
@@ -234,13 +244,13 @@ class FolderStore(Store):
         changed_at: int | None = None,
         ttl_ms: int | None = None,
     ) -> Stamp:
-        name = file_name(ref.key, ref.kind)
+        name = self._new_name(ref)
         check = not isinstance(expect, Any_)
         known = None if isinstance(expect, Any_) else expect
         return replace_at(self._folder(make=True), name, payload, known, check=check, changed_at=changed_at)
 
     def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
-        name = file_name(ref.key, ref.kind)
+        name = self._new_name(ref)
         check = not isinstance(expect, Any_)
         known = None if isinstance(expect, Any_) else expect
         return append_at(self._folder(make=True), name, lines, known, check=check)

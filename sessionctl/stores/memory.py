@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Iterable, Iterator
 
 from ..errors import SessionChanged, SessionLocked, SessionNotFound, StoreBusy
-from ..keys import quoted
+from ..keys import check_key, quoted
 from ..locks import IN_PROCESS, Holder, Lease, LocalLease
 from ..model import KINDS, Kind, Record, Ref, Stamp
 from .base import BIG, TAIL, Any_, Store, Want
@@ -71,6 +71,7 @@ class MemoryStore(Store):
         changed_at: int | None = None,
         ttl_ms: int | None = None,
     ) -> Stamp:
+        check_key(ref.key)
         with self._guard:
             self._check(ref, expect)
             now = time.time_ns() // 1_000_000
