@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -51,7 +51,7 @@ class StoreContract:
     """Whether ``ttl_ms`` of a ``put`` becomes the payload's remaining life."""
     exists_from_the_start = False
     """Whether the store is there before the first write."""
-    payloads: dict[Kind, tuple[bytes, bytes]] = {
+    payloads: ClassVar[dict[Kind, tuple[bytes, bytes]]] = {
         "document": (DOCUMENT, DOCUMENT.replace(b"[]", b'[{"role":"user","content":"x"}]')),
         "log": (ENTRY, ENTRY + SECOND),
     }
