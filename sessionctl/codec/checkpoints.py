@@ -30,3 +30,15 @@ def approvals(checkpoints: Iterable[bytes]) -> dict[str, frozenset[str]]:
         ids = frozenset(n for n in named if isinstance(n, str))
         found[session] = found.get(session, frozenset()) | ids
     return found
+
+
+def belongings(payload: bytes) -> tuple[str, tuple[str, ...]] | None:
+    """The session that a checkpoint, open or closed, belongs to, and its pending ids; None for anything else."""
+    try:
+        value = loads(payload.decode())
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("sessionId"), str):
+        return None
+    outstanding = value.get("outstanding")
+    return value["sessionId"], tuple(outstanding) if isinstance(outstanding, dict) else ()

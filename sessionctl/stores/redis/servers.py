@@ -1,0 +1,369 @@
+"""Connections to Redis: one server, one found through Sentinel, or the primaries of a Cluster.
+
+Commands go out in batches and every answer comes back as a value, so that one bad key does not spoil a batch. Nothing
+here knows of sessions. What is raised is the Redis client's own exceptions; the store turns them into StoreError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+from redis import Redis
+from redis import exceptions as failed
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from .address import Address, checks_host_name
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds for a connection to be made."""
+
+ANSWER_TIMEOUT = 30.0
+"""Seconds for an answer to come."""
+
+TRIES = 4
+"""How often a lost connection, or a slot that moved, is tried again, each time after a longer pause."""
+
+Answer = Any
+Command = tuple[Any, ...]
+T = TypeVar("T")
+
+LOST = (failed.ConnectionError, failed.TimeoutError)
+"""The connection is gone: whether the last command was carried out is not known."""
+
+MOVED = (failed.AskError, failed.TryAgainError, failed.ClusterDownError)
+"""The slot is, or is about to be, with another node (MovedError is an AskError): nothing was done."""
+
+HOPELESS = (failed.AuthenticationError, failed.AuthorizationError, failed.TimeoutError)
+"""Kinds of LOST that are not tried again: a password does not get right, and who was silent once is asked no more."""
+
+
+class Link:
+    """One connection, for as long as a transaction needs it."""
+
+    def __init__(self, client: Redis) -> None:
+        self._pool = client.connection_pool
+        self._connection: Any = self._pool.get_connection()
+        self._watching = False
+
+    def talk(self, commands: Sequence[Command]) -> list[Answer]:
+        """Send all, then read all answers; an error that the server answers is a value among them."""
+        connection = self._connection
+        answers: list[Answer] = []
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands:
+                try:
+                    answers.append(connection.read_response())
+                except failed.ResponseError as error:
+                    answers.append(error)
+        except BaseException:
+            connection.disconnect()  # answers are outstanding: nobody may use it as it is
+            self._watching = False
+            raise
+        return answers
+
+    def ask(self, *commands: Command) -> list[Answer]:
+        """``talk``, where any error that the server answers is raised."""
+        answers = self.talk(commands)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def watch(self, key: bytes, *commands: Command) -> list[Answer]:
+        """Watch a key until ``transact``, and ask more at once; gives the answers to that."""
+        self._watching = True
+        return self.ask(("WATCH", key), *commands)[1:]
+
+    def transact(self, commands: Sequence[Command]) -> list[Answer] | None:
+        """MULTI, the commands, EXEC. None when a watched key changed; raises the first error, before or in EXEC."""
+        answers = self.talk(transaction(commands))
+        self._watching = False
+        done = outcome(answers)
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    def give_back(self) -> None:
+        """Return the connection to the pool, watching nothing."""
+        try:
+            if self._watching:
+                self.talk([("UNWATCH",)])
+        except LOST:
+            pass
+        finally:
+            self._pool.release(self._connection)
+
+
+def transaction(commands: Sequence[Command]) -> list[Command]:
+    """The commands between MULTI and EXEC."""
+    return [("MULTI",), *commands, ("EXEC",)]
+
+
+def outcome(answers: Sequence[Answer]) -> list[Answer] | Exception | None:
+    """What came of a transaction: EXEC's answers, None where a watched key had changed, or the first error of any."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            return answer
+    done: list[Answer] | None = answers[-1]
+    return next((answer for answer in done or () if isinstance(answer, Exception)), done)
+
+
+class Servers:
+    """All servers of an Address. Nothing is connected before the first command."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.reading_counts_as_use = False
+        """True once a server refused CLIENT NO-TOUCH (older than 7.2, or no right to it)."""
+        self._client: Redis | None = None
+        self._cluster: Any = None  # the client's classes for Cluster and Sentinel have no type hints
+        self._sentinel: Any = None
+        self._retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), TRIES - 1)
+
+    # --- who serves what --------------------------------------------------------------------------------------------
+
+    def primaries(self) -> list[Redis]:
+        """Every server that holds keys of its own."""
+        if self.address.way != "cluster":
+            return [self._direct()]
+        cluster = self._topology()
+        return [cluster.get_redis_connection(node) for node in cluster.get_primaries()]
+
+    def at(self, key: bytes) -> Redis:
+        """The server of a key."""
+        if self.address.way != "cluster":
+            return self._direct()
+        cluster = self._topology()
+        node = cluster.get_node_from_key(key)
+        if node is None:
+            raise failed.ClusterDownError("CLUSTERDOWN no node serves the slot of a key")
+        client: Redis = cluster.get_redis_connection(node)
+        return client
+
+    def beside(self, key: bytes, name: str) -> bytes:
+        """Another key, in the slot of ``key``, that no application uses."""
+        if self.address.way != "cluster":
+            return f"sessionctl-new:{name}".encode()
+        start = key.find(b"{")
+        end = key.find(b"}", start + 1) if start >= 0 else -1
+        tag = key[start + 1 : end] if end > start + 1 else key
+        if b"}" in tag:  # such a key is hashed whole, yet cannot stand between braces: find another tag of its slot
+            slot = key_slot(key)
+            tag = next(t for i in range(64 * REDIS_CLUSTER_HASH_SLOTS) if key_slot(t := b"%d" % i) == slot)
+        return b"sessionctl-new:{%s}:%s" % (tag, name.encode())
+
+    def refresh(self) -> None:
+        """Learn anew which node serves which slot."""
+        if self._cluster is not None:
+            self._cluster.nodes_manager.initialize()
+
+    def close(self) -> None:
+        """Close all connections; the next command opens new ones."""
+        for client in (self._client, self._cluster, self._sentinel):
+            if client is not None:
+                client.close()
+        self._client = self._cluster = self._sentinel = None
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, keyed: Sequence[tuple[bytes, Command]]) -> list[Answer]:
+        """Ask the server of each key, in one go per server; the answers come in the order of the questions.
+
+        For commands that may be carried out twice: a lost connection is tried again.
+        """
+        answers: list[Answer] = [None] * len(keyed)
+        left: Sequence[int] = range(len(keyed))
+        repeated = (*MOVED, *LOST) if self.address.way == "cluster" else LOST
+        for pause in self.tries():
+            self._round(keyed, left, answers)
+            left = [index for index in left if isinstance(answers[index], repeated)]
+            if not left:
+                return answers
+            pause()
+            with suppress(failed.RedisClusterException, failed.RedisError):
+                self.refresh()
+        for index in left:
+            if isinstance(answers[index], LOST):
+                raise answers[index]
+        return answers
+
+    def once(self, keyed: Sequence[tuple[bytes, Command]]) -> list[Answer]:
+        """``ask`` without a second try: for writes. A lost connection is an answer, and leaves open what happened."""
+        answers: list[Answer] = [None] * len(keyed)
+        self._round(keyed, range(len(keyed)), answers)
+        return answers
+
+    def transactions(self, blocks: Sequence[tuple[bytes, Sequence[Command]]]) -> list[list[Answer] | Exception | None]:
+        """Carry out each block, whose commands name keys of one slot, as a transaction of its own; ``once``."""
+        wrapped = [(key, transaction(commands)) for key, commands in blocks]
+        answers = iter(self.once([(key, command) for key, commands in wrapped for command in commands]))
+        return [outcome(list(islice(answers, len(commands)))) for _, commands in wrapped]
+
+    def _round(self, keyed: Sequence[tuple[bytes, Command]], left: Sequence[int], answers: list[Answer]) -> None:
+        """Ask what is left, server by server. The answer of a server that was lost is that error."""
+        by_server: dict[Redis, list[int]] = {}
+        for index in left:
+            by_server.setdefault(self.at(keyed[index][0]), []).append(index)
+        for server, indexes in by_server.items():
+            try:
+                got = self._talk(server, [keyed[index][1] for index in indexes])
+            except HOPELESS:
+                raise
+            except LOST as error:
+                got = [error] * len(indexes)
+            for index, answer in zip(indexes, got, strict=True):
+                answers[index] = self._follow(answer, keyed[index][1])
+
+    def _follow(self, answer: Answer, command: Command) -> Answer:
+        """The answer to a key that has already gone to the next node of a slot that is being moved."""
+        if not isinstance(answer, failed.AskError) or isinstance(answer, failed.MovedError):
+            return answer
+        node: Any = self._topology().get_node(host=answer.host, port=answer.port)
+        if node is None:
+            return answer
+        return self._talk(self._topology().get_redis_connection(node), [("ASKING",), command])[1]
+
+    @staticmethod
+    def _talk(server: Redis, commands: Sequence[Command]) -> list[Answer]:
+        link = Link(server)
+        try:
+            return link.talk(commands)
+        finally:
+            link.give_back()
+
+    def one(self, key: bytes, *command: Any) -> Answer:
+        """Ask one question; an error is raised."""
+        (answer,) = self.ask([(key, command)])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def ping(self) -> None:
+        """See that every server answers, whatever it answers."""
+        for server in self.again(self.primaries):
+            self.again(partial(self._talk, server, [("PING",)]))
+
+    def scan(self, server: Redis, pattern: bytes, count: int) -> Iterator[list[bytes]]:
+        """All keys of a server that fit, in pages; some may come twice.
+
+        A scan that loses its server begins again: a cursor means nothing to a server that was started anew.
+        """
+        last: Exception | None = None
+        for pause in self.tries():
+            cursor = b"0"
+            try:
+                while True:
+                    (answer,) = self._talk(server, [("SCAN", cursor, "MATCH", pattern, "COUNT", count)])
+                    if isinstance(answer, Exception):
+                        raise answer
+                    cursor, keys = answer
+                    yield keys
+                    if cursor == b"0":
+                        return
+            except HOPELESS:
+                raise
+            except LOST as error:
+                last = error
+            pause()
+        assert last is not None
+        raise last
+
+    @contextmanager
+    def link(self, key: bytes) -> Iterator[Link]:
+        """A connection to the key's server, for one transaction."""
+        link = Link(self.at(key))
+        try:
+            yield link
+        finally:
+            link.give_back()
+
+    def again(self, do: Callable[[], T]) -> T:
+        """Do what may be done twice; after a lost connection pause and do it again, at most TRIES times in all."""
+
+        def lost(error: Exception) -> None:
+            if isinstance(error, HOPELESS):
+                raise error
+
+        return self._retry.call_with_retry(do, lost)
+
+    @staticmethod
+    def tries() -> Iterator[Callable[[], None]]:
+        """TRIES turns; each gives the pause to make before the next."""
+        backoff = ExponentialBackoff(cap=1.0, base=0.05)
+        for count in range(1, TRIES + 1):
+            yield partial(time.sleep, backoff.compute(count))
+
+    # --- connecting -------------------------------------------------------------------------------------------------
+
+    def _options(self) -> dict[str, Any]:
+        address = self.address
+        options: dict[str, Any] = {
+            "db": address.db,
+            "username": address.user,
+            "password": address.password,
+            "socket_timeout": CONNECT_TIMEOUT,  # also that of the TLS handshake; see _keep_age
+            "socket_connect_timeout": CONNECT_TIMEOUT,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),  # retries are ours: a write is never repeated blindly
+        }
+        if address.tls:
+            options |= {"ssl": True, "ssl_cert_reqs": "required", **address.tls_options}
+            options["ssl_check_hostname"] = checks_host_name(address.tls_options)
+        return options
+
+    def _direct(self) -> Redis:
+        if self._client is None:
+            options = {**self._options(), "redis_connect_func": self._greet}
+            address = self.address
+            if address.way == "socket":
+                self._client = Redis(unix_socket_path=address.path, **options)
+            elif address.way == "sentinel":
+                self._client = self._through_sentinel(options)
+            else:
+                ((host, port),) = address.hosts
+                self._client = Redis(host=host, port=port, **options)
+        return self._client
+
+    def _through_sentinel(self, options: dict[str, Any]) -> Redis:
+        address = self.address
+        own = {**self._options(), "username": address.sentinel_user, "password": address.sentinel_password}
+        del own["db"]
+        make: Any = Sentinel
+        self._sentinel = make(list(address.hosts), sentinel_kwargs=own, **options)
+        client: Redis = self._sentinel.master_for(address.service)
+        return client
+
+    def _topology(self) -> Any:
+        if self._cluster is None:
+            options = self._options()
+            del options["db"], options["retry"]
+            node: Any = ClusterNode
+            nodes = [node(host, port) for host, port in self.address.hosts]
+            self._cluster = RedisCluster(startup_nodes=nodes, redis_connect_func=self._keep_age, **options)
+        return self._cluster
+
+    def _greet(self, connection: Any) -> None:
+        connection.on_connect()
+        self._keep_age(connection)
+
+    def _keep_age(self, connection: Any) -> None:
+        """Tell the server that what this connection reads is not to count as use (FORMATS.md section 2).
+
+        It is connected by then: from here on an answer may take longer.
+        """
+        connection.send_command("CLIENT", "NO-TOUCH", "ON")
+        try:
+            connection.read_response()
+        except failed.ResponseError:
+            self.reading_counts_as_use = True
+        connection.update_current_socket_timeout(ANSWER_TIMEOUT)

@@ -1,0 +1,822 @@
+"""Sessions in Redis or Valkey: documents are strings, logs are lists (FORMATS.md sections 1 and 2)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from redis import exceptions as failed
+
+from ...codec.checkpoints import belongings
+from ...errors import (
+    InvalidKey,
+    SessionChanged,
+    SessionctlError,
+    SessionLocked,
+    SessionNotFound,
+    StoreBusy,
+    StoreError,
+    UnsupportedKind,
+    WriteFailed,
+)
+from ...keys import quoted
+from ...locks import Holder, Lease
+from ...model import KINDS, AgeSource, Kind, Record, Ref, Stamp
+from ..base import BIG, TAIL, Any_, Put, Store, Want
+from .address import Address
+from .lease import LOCKS, RedisLease, holder_of
+from .servers import HOPELESS, LOST, MOVED, Answer, Command, Link, Servers
+from .wording import missing_right, told
+
+STORE_LOCKS = b"sessionctl-lock:"
+"""Prefix of the store's own locks (``gc``, ``migrate``)."""
+
+CHECKPOINTS = b"checkpoint:"
+PENDING = b"checkpoint-pending-index:"
+
+COUNT = 1000
+"""Keys that one SCAN looks at."""
+
+BATCH = 500
+"""Sessions asked for in one go."""
+
+IN_FLIGHT = 8 << 20
+"""Bytes of payloads asked for, or written, in one go."""
+
+MANY = 4096
+"""Items of a list above which its size is found out before it is read."""
+
+LONGEST_IDLE = 180 * 86_400
+"""Seconds. The server counts idle time modulo 194 days; a greater age would come out as a small one."""
+
+CHECKPOINTS_FRESH = 1.0
+"""Seconds for which a look at all checkpoints serves removals, so that many of them do not cost a scan each."""
+
+_RESERVED = (LOCKS, STORE_LOCKS, CHECKPOINTS, PENDING, b"sessionctl-new:")
+_TYPES: dict[Kind, str] = {"document": "string", "log": "list"}
+_ITEM = 1024  # a guess at the bytes of a list's item, to bound a batch before anything is read
+
+
+class _Size(NamedTuple):
+    """What is known of a session before its payload is read. ``size`` is in bytes (documents) or items (logs)."""
+
+    size: int
+    changed_at: int | None
+    source: AgeSource
+    ttl_ms: int | None
+
+
+class _Seen(NamedTuple):
+    """What a transaction saw under its watch; ``version`` and ``payload`` only where the payload had to be read."""
+
+    there: bool
+    version: tuple[object, ...] = ()
+    payload: bytes | None = None
+    last: bytes | None = None
+
+
+class RedisStore(Store):
+    """Documents and logs of one Redis or Valkey server, Sentinel service or Cluster.
+
+    - A log's payload is its list's items, each followed by ``\\n``. A last line without ``\\n`` is kept as an item that
+      begins with ``\\n`` (white space to a JSON reader, and no line can hold it), so that it comes back byte for byte.
+      An item that holds a raw newline elsewhere reads as two lines. An empty log cannot be stored: Redis has no empty
+      lists, and to an agent an absent one is the same.
+    - ``Stamp.version`` is type, size (logs: number of items), a digest of the end and a digest of all. Where less was
+      read it is the front part of that, and a write compares, under WATCH, as much as the expected version tells.
+      ``Stamp.size`` of a log that was not read whole is 0: the server does not say.
+    - A log's age is the server's idle time; a document's is in its content. Nothing here touches idle times, unless
+      ``reading_counts_as_use``.
+    - A key of another type is reported and never written to, whatever ``expect`` says.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.url = str(address)
+        self._address = address
+        self._servers = Servers(address)
+        self._prefixes: dict[Kind, bytes] = {"document": address.documents.encode(), "log": address.logs.encode()}
+        self._checkpoints: tuple[float, dict[str, list[tuple[bytes, tuple[str, ...]]]]] = (float("-inf"), {})
+
+    @property
+    def reading_counts_as_use(self) -> bool:
+        """Whether the server counts our reading as use of a key: it lacks CLIENT NO-TOUCH (before Redis 7.2)."""
+        self.exists()
+        return self._servers.reading_counts_as_use
+
+    def close(self) -> None:
+        self._servers.close()
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def _key(self, ref: Ref) -> bytes:
+        try:
+            return self._prefixes[ref.kind] + ref.key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidKey(f"{quoted(ref.key)} is not text that a key can be made of") from None
+
+    def _ref(self, key: bytes) -> Ref | None:
+        """The session that a key stands for, by the longest prefix that fits; None for locks and checkpoints."""
+        found: Ref | None = None
+        longest = -1
+        for kind, prefix in self._prefixes.items():
+            if key.startswith(prefix) and len(prefix) > longest and len(key) > len(prefix):
+                longest = len(prefix)
+                found = Ref(key[longest:].decode("utf-8", "surrogateescape"), kind)
+        return None if any(key.startswith(r) and len(r) > longest for r in _RESERVED) else found
+
+    def check_key(self, ref: Ref) -> None:
+        if self._ref(self._key(ref)) != ref:
+            raise InvalidKey(f"{quoted(ref.key)} has the key of something else in this store")
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """True where the server answers; raises StoreError where it does not."""
+        with told(self._address):
+            self._servers.ping()
+        return True
+
+    def records(
+        self, want: Want = Want.WHOLE, refs: Iterable[Ref] | None = None, kinds: Iterable[Kind] = KINDS
+    ) -> Iterator[Record]:
+        wanted = tuple(kind for kind in KINDS if kind in frozenset(kinds))
+        found = self._found(wanted) if refs is None else (ref for ref in dict.fromkeys(refs) if ref.kind in wanted)
+        while batch := list(islice(found, BATCH)):
+            yield from self._load(batch, want)
+
+    def _found(self, kinds: Sequence[Kind]) -> Iterator[Ref]:
+        for kind in kinds:
+            for key in self._scan(self._prefixes[kind]):
+                ref = self._ref(key)
+                if ref is not None and ref.kind == kind:
+                    yield ref
+
+    def _scan(self, prefix: bytes) -> Iterator[bytes]:
+        """Every key with the prefix, once. A scan that loses its server starts again: cursors are the server's own."""
+        pattern = b"".join(b"\\" + bytes([c]) if c in b"*?[]\\^-" else bytes([c]) for c in prefix) + b"*"
+        seen: set[bytes] = set()
+        with told(self._address):
+            servers = self._servers.again(self._servers.primaries)
+        for server in servers:
+            keys = self._servers.scan(server, pattern, COUNT)
+            while True:
+                with told(self._address):
+                    page = next(keys, None)
+                if page is None:
+                    break
+                for key in page:
+                    if key not in seen:
+                        seen.add(key)
+                        yield key
+
+    def _load(self, refs: Sequence[Ref], want: Want) -> Iterator[Record]:
+        """The records of a batch: sizes and ages first, then payloads in bounded portions."""
+        left = refs
+        for _ in range(3):  # a key that changes its type meanwhile is judged again
+            sizes: dict[Ref, _Size] = {}
+            again: list[Ref] = []
+            for ref, size in self._sizes(left):
+                if isinstance(size, Record):
+                    yield size
+                elif size is None:
+                    again.append(ref)
+                else:
+                    sizes[ref] = size
+            for portion in _portions(sizes):
+                yield from self._payloads(portion, sizes, want, again)
+            if not again:
+                return
+            left = yield from self._of_other_type(again)
+
+    def _sizes(self, refs: Sequence[Ref]) -> Iterator[tuple[Ref, _Size | Record | None]]:
+        """Size, age and TTL of each; None for a key of another type, nothing for one that is gone."""
+        asked: list[tuple[bytes, Command]] = []
+        for ref in refs:
+            key = self._key(ref)
+            if ref.kind == "log":  # idle time first: on old servers the other questions reset it
+                asked += ((key, ("OBJECT", "IDLETIME", key)), (key, ("LLEN", key)), (key, ("PTTL", key)))
+            else:
+                asked += ((key, ("STRLEN", key)), (key, ("PTTL", key)))
+        with told(self._address):
+            answers = iter(self._servers.ask(asked))
+        now = _now()
+        for ref in refs:
+            idle = next(answers) if ref.kind == "log" else None
+            size, left = next(answers), next(answers)
+            bad = size if isinstance(size, Exception) else left
+            if _is_wrong_type(bad):
+                yield ref, None
+            elif isinstance(bad, Exception):
+                yield ref, Record(ref, Stamp((), 0), error=self._unreadable(bad))
+            elif left != -2 and (size or ref.kind == "document"):
+                age = now - idle * 1000 if isinstance(idle, int) else None
+                yield ref, _Size(size, age, "none" if age is None else "idle", None if left < 0 else left)
+
+    def _unreadable(self, error: Exception) -> str:
+        """Why one key cannot be read. A right that is missing for all keys is the store's error, and raised."""
+        if isinstance(error, failed.NoPermissionError) and missing_right(error) is None:
+            return "no right to this key (NOPERM)"
+        with told(self._address):
+            raise error
+
+    def _of_other_type(self, refs: Sequence[Ref]) -> Generator[Record, None, list[Ref]]:
+        """Records for those that have another type; returns those that have the right one by now."""
+        keys = [self._key(ref) for ref in refs]
+        with told(self._address):
+            types = self._servers.ask([(key, ("TYPE", key)) for key in keys])
+        left = []
+        for ref, answer in zip(refs, types, strict=True):
+            if isinstance(answer, Exception):
+                yield Record(ref, Stamp((), 0), error=self._unreadable(answer))
+            elif (type_ := answer.decode()) == _TYPES[ref.kind]:
+                left.append(ref)
+            elif type_ != "none":
+                yield Record(ref, Stamp((), 0), error=_other_type(ref, type_), code="wrong-type-key")
+        return left
+
+    def _payloads(self, refs: Sequence[Ref], sizes: dict[Ref, _Size], want: Want, again: list[Ref]) -> Iterator[Record]:
+        asked = [(key, _reading(key, ref, sizes[ref].size, want)) for ref in refs for key in [self._key(ref)]]
+        with told(self._address):
+            answers = iter(self._servers.ask([(key, command) for key, command in asked if command]))
+        for ref, (key, command) in zip(refs, asked, strict=True):
+            size = sizes[ref]
+            answer: Answer = None
+            if command:
+                answer = next(answers)
+            elif want is Want.WHOLE and ref.kind == "log":
+                answer = self._long_log(key)
+            if answer is None and not command:
+                yield Record(ref, _stamp(ref, size, _Read(size.size)))
+            elif _is_wrong_type(answer):
+                again.append(ref)
+            elif isinstance(answer, Exception):
+                yield Record(ref, Stamp((), 0), error=self._unreadable(answer))
+            elif answer or (answer == b"" and size.size == 0):  # else it is gone
+                yield _record(ref, size, answer, want)
+
+    def _long_log(self, key: bytes) -> Answer:
+        """The items of a long log unless it is BIG: weighed in pieces, then read in one, so that it is of one time."""
+        total = 0
+        with told(self._address):
+            for start in range(0, 1 << 62, MANY):
+                items = self._servers.one(key, "LRANGE", key, start, start + MANY - 1)
+                total += sum(map(len, items)) + len(items)
+                if total > BIG:
+                    return None
+                if len(items) < MANY:
+                    break
+            return self._servers.one(key, "LRANGE", key, 0, -1) or None
+
+    def get(self, ref: Ref, want: Want = Want.WHOLE) -> Record:
+        for record in self.records(want, [ref]):
+            if want is Want.WHOLE and record.payload is None and record.error is None:
+                stamp = record.stamp
+                read = self._whole(ref)
+                stamp = _stamp(ref, _Size(0, stamp.changed_at, stamp.source, stamp.ttl_ms), read)
+                return Record(ref, stamp, read.payload)
+            return record
+        raise SessionNotFound(quoted(ref.key))
+
+    def _whole(self, ref: Ref) -> _Read:
+        """The payload in one answer, whatever its size: only so it is all of one time."""
+        key = self._key(ref)
+        with told(self._address):
+            command = ("GET", key) if ref.kind == "document" else ("LRANGE", key, 0, -1)
+            (answer,) = self._servers.ask([(key, command)])
+            if _is_wrong_type(answer):
+                type_ = self._servers.one(key, "TYPE", key).decode()
+                raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_)}")
+            if isinstance(answer, Exception):
+                raise answer
+        if answer is None or answer == []:
+            raise SessionNotFound(quoted(ref.key))
+        return _read(ref, answer)
+
+    def chunks(self, ref: Ref) -> Iterator[bytes]:
+        payload = self._whole(ref).payload or b""
+        for start in range(0, len(payload), 1 << 20):
+            yield payload[start : start + (1 << 20)]
+
+    def stamp(self, ref: Ref) -> Stamp | None:
+        try:
+            record = self.get(ref)
+        except SessionNotFound:
+            return None
+        if record.error is not None:
+            raise StoreError(f"{quoted(ref.key)} {record.error}")
+        return record.stamp
+
+    # --- locks and what else lies there -----------------------------------------------------------------------------
+
+    def checkpoints(self) -> Iterator[bytes]:
+        return (payload for _, payload in self._values(CHECKPOINTS))
+
+    def _values(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Key and value of every string with the prefix that may be read."""
+        keys = self._scan(prefix)
+        while batch := list(islice(keys, BATCH)):
+            with told(self._address):
+                answers = self._servers.ask([(key, ("GET", key)) for key in batch])
+            for key, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, bytes):
+                    yield key, answer
+
+    def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
+        """By GET and PTTL of the locks' keys. Asked of all, both kinds of a key are said to be held."""
+        if refs is None:
+            names = ((key, key[len(LOCKS) :].decode("utf-8", "surrogateescape")) for key in self._scan(LOCKS))
+            pairs = ((key, Ref(name, kind)) for key, name in names for kind in KINDS)
+        else:
+            pairs = ((_lock_key(ref), ref) for ref in dict.fromkeys(refs))
+        found: dict[Ref, Holder] = {}
+        while batch := list(islice(pairs, BATCH)):
+            asked: list[tuple[bytes, Command]] = []
+            for key, _ in batch:
+                asked += ((key, ("GET", key)), (key, ("PTTL", key)))
+            with told(self._address):
+                answers = iter(self._servers.ask(asked))
+            for _, ref in batch:
+                value, left = next(answers), next(answers)
+                if not isinstance(value, failed.NoPermissionError) and (holder := holder_of(value, left)):
+                    found[ref] = holder
+        return found
+
+    def break_lock(self, ref: Ref) -> bool:
+        key = _lock_key(ref)
+        with told(self._address), self._servers.link(key) as link:
+            (left,) = link.watch(key, ("PTTL", key))
+            return left == -1 and link.transact([("UNLINK", key)]) is not None
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        ref: Ref,
+        payload: bytes,
+        *,
+        expect: Stamp | Any_ | None,
+        changed_at: int | None = None,
+        ttl_ms: int | None = None,
+    ) -> Stamp:
+        return self._put(Put(ref, payload, expect, changed_at, ttl_ms), unsure=False)
+
+    def _put(self, put: Put, *, unsure: bool) -> Stamp:
+        """``unsure``: an earlier try may have written it."""
+        ref, payload, expect, changed_at, ttl_ms = put
+        self.check_key(ref)
+        key = self._key(ref)
+        if ref.kind == "document":
+            steps: list[Command] = [_set(key, payload, ttl_ms)]
+        else:
+            items = split(payload, ref)
+            dump = None if changed_at is None else self._dump(key, items)
+            if dump is not None and changed_at is not None:
+                steps = [_restore(key, dump, changed_at, ttl_ms, "REPLACE")]
+            else:
+                steps = [("UNLINK", key), *_pushes(key, items), *_expiry(key, ttl_ms)]
+        self._guarded(
+            ref, expect, lambda link, seen: steps, lambda seen: seen.payload == payload, len(payload), unsure=unsure
+        )
+        return self._written(ref, payload, ttl_ms)
+
+    def _written(self, ref: Ref, payload: bytes, ttl_ms: int | None) -> Stamp:
+        size = _Size(0, None, "none", ttl_ms)
+        if ref.kind == "document":
+            return _stamp(ref, size, _Read(len(payload), payload[-TAIL:], payload))
+        items = split(payload, ref)
+        return _stamp(ref, self._aged(self._key(ref), size), _Read(len(items), items[-1], payload))
+
+    def _aged(self, key: bytes, size: _Size) -> _Size:
+        """With the age of a log just written, as the server tells it."""
+        with told(self._address):
+            (idle,) = self._servers.ask([(key, ("OBJECT", "IDLETIME", key))])
+        return size._replace(changed_at=_now() - idle * 1000, source="idle") if isinstance(idle, int) else size
+
+    def _dump(self, key: bytes, items: Sequence[bytes]) -> bytes | None:
+        """The list as DUMP gives it, made by the server under a name that exists only inside one transaction.
+
+        None where the server or our rights do not allow it: the age is not kept then, as the stamp will say.
+        """
+        with told(self._address):
+            for pause in self._servers.tries():
+                (done,) = self._servers.transactions([self._dumping(key, items)])
+                if not isinstance(done, (*LOST, *MOVED)):
+                    break
+                pause()
+                self._servers.refresh()
+            if isinstance(done, failed.NoPermissionError) or "unknown command" in str(done).lower():
+                return None
+            if isinstance(done, Exception):
+                raise done
+        return _dumped(done)
+
+    def _dumping(self, key: bytes, items: Sequence[bytes]) -> tuple[bytes, list[Command]]:
+        new = self._servers.beside(key, secrets.token_hex(8))
+        return key, [*_pushes(new, items), ("DUMP", new), ("UNLINK", new)]
+
+    def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
+        if ref.kind != "log":
+            raise UnsupportedKind(f"{quoted(ref.key)} is a document: it cannot be appended to")
+        self.check_key(ref)
+        key = self._key(ref)
+        items = split(lines, ref)
+        before = b""
+
+        def steps(link: Link, seen: _Seen) -> list[Command]:
+            nonlocal before
+            before = seen.payload or b""
+            if seen.last is not None and seen.last.startswith(b"\n"):
+                pushes = [("LSET", key, -1, _glue(seen.last, items[0])), *_pushes(key, items[1:])]
+            else:
+                pushes = _pushes(key, items)
+            # Under NO-TOUCH nothing but TOUCH counts as use, not even a write.
+            return [*pushes, ("TOUCH", key), ("LRANGE", key, -1, -1), ("LLEN", key), ("PTTL", key)]
+
+        answers = self._guarded(ref, expect, steps, lambda seen: seen.payload == before + lines, len(lines))
+        if answers is None:
+            found = self.stamp(ref)
+            if found is None:
+                raise SessionChanged(quoted(ref.key))
+            return found
+        (last,), count, left = answers[-3:]
+        whole = before + lines if isinstance(expect, Stamp) or expect is None else None
+        size = self._aged(key, _Size(0, None, "none", left if left >= 0 else None))
+        return _stamp(ref, size, _Read(count, last, whole))
+
+    def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
+        """Give a log its idle time back, where DUMP and RESTORE are allowed. A document's age is in its content."""
+        if ref.kind != "log" or expect.source != "idle":
+            return expect
+        key = self._key(ref)
+
+        def steps(link: Link, seen: _Seen) -> list[Command]:
+            if not seen.there:
+                raise SessionNotFound(quoted(ref.key))
+            dump, left = link.ask(("DUMP", key), ("PTTL", key))
+            return [_restore(key, dump, changed_at, left if left >= 0 else None, "REPLACE")]
+
+        try:
+            self._guarded(ref, expect, steps, lambda seen: False, 0)
+        except (StoreError, SessionChanged, SessionNotFound):
+            return expect
+        size = self._aged(key, _Size(0, None, "none", expect.ttl_ms))
+        return expect._replace(changed_at=size.changed_at, source=size.source)
+
+    def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
+        """Remove a session; with a log go its checkpoints and their pending index (FORMATS.md section 2)."""
+        key = self._key(ref)
+        if self._ref(key) != ref:
+            raise SessionNotFound(quoted(ref.key))
+        leftovers = self._belongings(ref.key) if ref.kind == "log" else []
+
+        def steps(link: Link, seen: _Seen) -> list[Command]:
+            if not seen.there:
+                raise SessionNotFound(quoted(ref.key))
+            return [("UNLINK", key)]
+
+        self._guarded(ref, expect, steps, lambda seen: not seen.there, 0)
+        for checkpoint, pending in leftovers:
+            self._remove_checkpoint(ref, checkpoint, pending)
+
+    def _belongings(self, session: str) -> list[tuple[bytes, tuple[str, ...]]]:
+        """The checkpoints of a session: their keys and pending ids."""
+        looked, found = self._checkpoints
+        if time.monotonic() - looked > CHECKPOINTS_FRESH:
+            found = {}
+            for key, payload in self._values(CHECKPOINTS):
+                belongs = belongings(payload)
+                if belongs is not None:
+                    found.setdefault(belongs[0], []).append((key, belongs[1]))
+            self._checkpoints = time.monotonic(), found
+        return found.get(session, [])
+
+    def _remove_checkpoint(self, ref: Ref, checkpoint: bytes, pending: Sequence[str]) -> None:
+        own_id = checkpoint[len(CHECKPOINTS) :]
+        try:
+            with told(self._address):
+                for name in pending:
+                    index = PENDING + name.encode("utf-8", "surrogatepass")
+                    if self._servers.ask([(index, ("GET", index))]) == [own_id]:
+                        self._servers.one(index, "UNLINK", index)
+                self._servers.one(checkpoint, "UNLINK", checkpoint)
+        except StoreError as error:
+            raise StoreError(
+                f"{quoted(ref.key)} is removed, but not its checkpoint: {error}", hint=error.hint
+            ) from None
+
+    def _guarded(
+        self,
+        ref: Ref,
+        expect: Stamp | Any_ | None,
+        steps: Callable[[Link, _Seen], Sequence[Command]],
+        done: Callable[[_Seen], bool],
+        size: int,
+        *,
+        unsure: bool = False,
+    ) -> list[Answer] | None:
+        """WATCH the key, look whether it is what ``expect`` says, and carry out ``steps`` in one MULTI.
+
+        A write whose connection was lost may have happened: then it is looked at again, ``done`` tells whether it did,
+        and only if it did not is it written again. Returns EXEC's answers, None where that second look sufficed.
+        """
+        key = self._key(ref)
+        last: Exception = SessionChanged(quoted(ref.key))
+        with told(self._address):
+            for pause in self._servers.tries():
+                wrote = False
+                try:
+                    with self._servers.link(key) as link:
+                        seen = _look(link, key, ref, whole=unsure or isinstance(expect, Stamp))
+                        if unsure and done(seen):
+                            return None
+                        _compare(ref, expect, seen)
+                        todo = steps(link, seen)
+                        wrote = True
+                        answers = link.transact(todo)
+                        if answers is not None:
+                            return answers
+                except HOPELESS:
+                    raise
+                except LOST as error:
+                    if wrote and unsure and size > _ITEM:
+                        raise WriteFailed(
+                            f"the value of {quoted(ref.key)}, {size / 1_000_000:.1f} MB, was refused by the server: "
+                            "it closed the connection twice",
+                            hint="proto-max-bulk-len and client-query-buffer-limit bound what it takes",
+                        ) from None
+                    unsure = unsure or wrote
+                    last = error
+                except MOVED as error:
+                    last = error
+                pause()
+                self._servers.refresh()
+            raise last
+
+    # --- many at once -----------------------------------------------------------------------------------------------
+
+    def put_many(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
+        """As the contract says. What must not exist yet is written in batches: SET NX and RESTORE guard themselves."""
+        portion: list[Put] = []
+        size = 0
+        for item in items:
+            portion.append(item)
+            size += len(item.payload)
+            if size > IN_FLIGHT or len(portion) == BATCH:
+                yield from self._put_portion(portion)
+                portion, size = [], 0
+        yield from self._put_portion(portion)
+
+    def _put_portion(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
+        with told(self._address):
+            answers = self._put_at_once([item for item in items if item.expect is None and self._can_hold(item.ref)])
+        for item in items:
+            answer = answers.get(id(item))
+            if answer == b"OK":
+                yield self._stamped(item)
+                continue
+            try:
+                yield self._put(item, unsure=isinstance(answer, LOST))
+            except SessionctlError as error:
+                yield error
+
+    def _put_at_once(self, items: Sequence[Put]) -> dict[int, Answer]:
+        """What the server answers to those that one command can write, by ``id`` of the item."""
+        documents = [item for item in items if item.ref.kind == "document"]
+        logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
+        lists = self._servers.transactions(
+            [self._dumping(self._key(item.ref), split(item.payload, item.ref)) for item in logs]
+        )
+        asked: list[tuple[bytes, Command]] = []
+        written: list[Put] = []
+        for item in documents:
+            key = self._key(item.ref)
+            asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
+            written.append(item)
+        for item, done in zip(logs, lists, strict=True):
+            key = self._key(item.ref)
+            if isinstance(done, list) and item.changed_at is not None:
+                asked.append((key, _restore(key, _dumped(done), item.changed_at, item.ttl_ms)))
+                written.append(item)
+        return dict(zip(map(id, written), self._servers.once(asked), strict=True))
+
+    def _stamped(self, item: Put) -> Stamp:
+        return self._written(item.ref, item.payload, item.ttl_ms)
+
+    def _can_hold(self, ref: Ref) -> bool:
+        try:
+            self.check_key(ref)
+        except InvalidKey:
+            return False
+        return True
+
+    def lock(self, ref: Ref, wait: float) -> Lease:
+        """The lock that agents take: it guards the document and the log of a key alike."""
+        return RedisLease(self._servers, _lock_key(ref), quoted(ref.key), wait)
+
+    def lock_store(self, name: str) -> Lease:
+        try:
+            return RedisLease(self._servers, STORE_LOCKS + name.encode(), f"the {name} of {self.url}", 0)
+        except SessionLocked as error:
+            raise StoreBusy(str(error), hint=error.hint) from None
+
+
+# --- pure helpers ---------------------------------------------------------------------------------------------------
+
+
+def join(items: Sequence[bytes]) -> bytes:
+    """The payload of a log: items, each followed by ``\\n``; a last one that begins with ``\\n`` is a line without."""
+    if not items:
+        return b""
+    if items[-1].startswith(b"\n"):
+        return b"".join([item + b"\n" for item in items[:-1]]) + items[-1][1:]
+    return b"\n".join(items) + b"\n"
+
+
+def split(payload: bytes, ref: Ref) -> list[bytes]:
+    """The items that a log's payload is stored as. Raises WriteFailed for an empty one, which Redis cannot hold."""
+    if not payload:
+        raise WriteFailed(f"{quoted(ref.key)} is an empty log, and Redis holds no empty lists")
+    items = payload.split(b"\n")
+    last = items.pop()
+    if last:
+        items.append(b"\n" + last)
+    return items
+
+
+def _glue(torn: bytes, line: bytes) -> bytes:
+    """What is appended to an unterminated line goes on with it, as in a file."""
+    return b"\n" + torn[1:] + line[1:] if line.startswith(b"\n") else torn[1:] + line
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _digest(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()[:32]
+
+
+class _Read(NamedTuple):
+    """What was read: the length (bytes of a document, items of a log), the end (TAIL bytes, the last item), or all."""
+
+    length: int
+    end: bytes | None = None
+    payload: bytes | None = None
+
+
+def _version(kind: Kind, read: _Read) -> tuple[object, ...]:
+    """As much of the version as what was read can tell; what knows less is the front part of what knows more."""
+    version: tuple[object, ...] = (_TYPES[kind], read.length)
+    if read.end is not None:
+        version += (_digest(read.end),)
+        if read.payload is not None:
+            version += (_digest(read.payload),)
+    return version
+
+
+def _stamp(ref: Ref, size: _Size, read: _Read) -> Stamp:
+    length = len(read.payload) if read.payload is not None else read.length if ref.kind == "document" else 0
+    return Stamp(_version(ref.kind, read), length, size.changed_at, size.source, size.ttl_ms)
+
+
+def _dumped(done: Sequence[Answer] | None) -> bytes:
+    """DUMP's answer among those of a transaction that ends with DUMP and UNLINK."""
+    assert done is not None
+    dump = done[-2]
+    assert isinstance(dump, bytes)
+    return dump
+
+
+def _reading(key: bytes, ref: Ref, size: int, want: Want) -> Command | None:
+    """The command that reads as much as is wanted; None where nothing is to be read in one go."""
+    if want is Want.NAMES:
+        return None
+    if ref.kind == "document":
+        if want is Want.TAIL and size > TAIL:
+            return ("GETRANGE", key, -TAIL, -1)
+        return ("GET", key) if size <= BIG else None
+    if want is Want.TAIL:
+        return ("LRANGE", key, -16, -1)
+    return ("LRANGE", key, 0, -1) if size <= MANY else None
+
+
+def _read(ref: Ref, answer: Answer) -> _Read:
+    """The answer to GET or to an LRANGE of all items."""
+    if ref.kind == "document":
+        return _Read(len(answer), answer[-TAIL:], answer)
+    return _Read(len(answer), answer[-1], join(answer))
+
+
+def _record(ref: Ref, size: _Size, answer: Answer, want: Want) -> Record:
+    """The record of what GET, GETRANGE or LRANGE answered."""
+    if want is Want.WHOLE:
+        read = _read(ref, answer)
+        payload = read.payload if read.payload is not None and len(read.payload) <= BIG else None
+        return Record(ref, _stamp(ref, size, read), payload)
+    if ref.kind == "document":
+        whole = size.size <= TAIL
+        read = _read(ref, answer) if whole else _Read(size.size, answer)
+        return Record(ref, _stamp(ref, size, read), answer, whole=whole)
+    read = _read(ref, answer)
+    assert read.payload is not None
+    if len(answer) < size.size or len(read.payload) > TAIL:
+        return Record(ref, _stamp(ref, size, _Read(size.size, answer[-1])), read.payload[-TAIL:], whole=False)
+    return Record(ref, _stamp(ref, size, read), read.payload)
+
+
+def _portions(sizes: dict[Ref, _Size]) -> Iterator[list[Ref]]:
+    """The refs in portions of about IN_FLIGHT bytes."""
+    portion: list[Ref] = []
+    total = 0
+    for ref, size in sizes.items():
+        expected = min(size.size, BIG) if ref.kind == "document" else min(size.size, MANY) * _ITEM
+        if portion and total + expected > IN_FLIGHT:
+            yield portion
+            portion, total = [], 0
+        portion.append(ref)
+        total += expected
+    if portion:
+        yield portion
+
+
+def _set(key: bytes, payload: bytes, ttl_ms: int | None) -> Command:
+    return ("SET", key, payload) if ttl_ms is None else ("SET", key, payload, "PX", max(1, ttl_ms))
+
+
+def _pushes(key: bytes, items: Sequence[bytes]) -> list[Command]:
+    """RPUSH in pieces that no server refuses for their number of arguments or their size."""
+    commands: list[Command] = []
+    piece: list[bytes] = []
+    size = 0
+    for item in items:
+        if piece and (len(piece) == 1000 or size + len(item) > 1 << 20):
+            commands.append(("RPUSH", key, *piece))
+            piece, size = [], 0
+        piece.append(item)
+        size += len(item)
+    return [*commands, ("RPUSH", key, *piece)] if piece else commands
+
+
+def _expiry(key: bytes, ttl_ms: int | None) -> list[Command]:
+    return [] if ttl_ms is None else [("PEXPIRE", key, max(1, ttl_ms))]
+
+
+def _restore(key: bytes, dump: bytes, changed_at: int, ttl_ms: int | None, *more: str) -> Command:
+    idle = min(max(0, round((_now() - changed_at) / 1000)), LONGEST_IDLE)
+    return ("RESTORE", key, 0 if ttl_ms is None else max(1, ttl_ms), dump, *more, "IDLETIME", idle)
+
+
+def _lock_key(ref: Ref) -> bytes:
+    try:
+        return LOCKS + ref.key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidKey(f"{quoted(ref.key)} is not text that a key can be made of") from None
+
+
+def _is_wrong_type(answer: Answer) -> bool:
+    return isinstance(answer, failed.ResponseError) and str(answer).startswith("WRONGTYPE")
+
+
+def _other_type(ref: Ref, type_: str) -> str:
+    return f"is of type {type_}, not {_TYPES[ref.kind]}: it is no {ref.kind} and stays as it is"
+
+
+def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
+    """Watch a key and see what is there. Raises StoreError for a key of another type."""
+    (answer,) = link.watch(key, ("TYPE", key))
+    type_ = answer.decode()
+    if type_ == "none":
+        return _Seen(False)
+    if type_ != _TYPES[ref.kind]:
+        raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_)}")
+    if ref.kind == "document":
+        if not whole:
+            return _Seen(True)
+        (payload,) = link.ask(("GET", key))
+        if payload is None:
+            return _Seen(False)
+        return _Seen(True, _version("document", _Read(len(payload), payload[-TAIL:], payload)), payload)
+    (items,) = link.ask(("LRANGE", key, 0 if whole else -1, -1))
+    if not items:
+        return _Seen(False)
+    if not whole:
+        return _Seen(True, last=items[-1])
+    payload = join(items)
+    return _Seen(True, _version("log", _Read(len(items), items[-1], payload)), payload, items[-1])
+
+
+def _compare(ref: Ref, expect: Stamp | Any_ | None, seen: _Seen) -> None:
+    """Raise SessionChanged unless what was seen is what was expected, as far as the expected version tells."""
+    if isinstance(expect, Any_):
+        return
+    if expect is None:
+        if seen.there:
+            raise SessionChanged(f"{quoted(ref.key)} exists")
+    elif not seen.there:
+        raise SessionChanged(f"{quoted(ref.key)} is gone")
+    elif not expect.version or seen.version[: len(expect.version)] != tuple(expect.version):
+        raise SessionChanged(quoted(ref.key))
