@@ -52,6 +52,7 @@ class Link:
     def __init__(self, client: Redis) -> None:
         self._pool = client.connection_pool
         self._connection: Any = self._pool.get_connection()
+        self._connection.update_current_socket_timeout(ANSWER_TIMEOUT)
         self._watching = False
 
     def talk(self, commands: Sequence[Command]) -> list[Answer]:
@@ -311,7 +312,7 @@ class Servers:
             "db": address.db,
             "username": address.user,
             "password": address.password,
-            "socket_timeout": CONNECT_TIMEOUT,  # also that of the TLS handshake; see _keep_age
+            "socket_timeout": CONNECT_TIMEOUT,  # also that of the TLS handshake; Link waits longer
             "socket_connect_timeout": CONNECT_TIMEOUT,
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # retries are ours: a write is never repeated blindly
@@ -357,13 +358,9 @@ class Servers:
         self._keep_age(connection)
 
     def _keep_age(self, connection: Any) -> None:
-        """Tell the server that what this connection reads is not to count as use (FORMATS.md section 2).
-
-        It is connected by then: from here on an answer may take longer.
-        """
+        """Tell the server that what this connection reads is not to count as use (FORMATS.md section 2)."""
         connection.send_command("CLIENT", "NO-TOUCH", "ON")
         try:
             connection.read_response()
         except failed.ResponseError:
             self.reading_counts_as_use = True
-        connection.update_current_socket_timeout(ANSWER_TIMEOUT)
