@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "show": "show",
     "gc": "gc",
     "delete": "delete",
+    "migrate": "migrate",
     "repair": "repair",
     "stores": "stores",
 }

@@ -1,0 +1,550 @@
+"""Copying sessions from one store to another, payloads byte for byte.
+
+What is to become of each session is decided purely (``settle``, ``relation``); then it is written all or nothing, read
+back, and looked at once more at its source. Every write is guarded by the version at the target that it was decided
+for, so a run can end at any point: the next one finds what is there and does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from .. import codec
+from ..durations import iso, size
+from ..errors import (
+    SessionChanged,
+    SessionctlError,
+    SessionLocked,
+    SessionNotFound,
+    StoreError,
+    UnsupportedKind,
+    UsageError,
+    WriteFailed,
+)
+from ..keys import quoted
+from ..model import Record, Ref, Stamp
+from ..stores.base import Put, Store, Want
+from .gc import Failure, Protection, Skip, protection
+from .select import Context, Filter, Summary, summarise, survey
+
+Mode = Literal["skip", "newer", "overwrite", "fail"]
+MODES: tuple[Mode, ...] = ("skip", "newer", "overwrite", "fail")
+
+BATCH_BYTES = 8 << 20
+"""Bytes of payload that are in hand at a time; a larger one is dealt with alone."""
+BATCH_COUNT = 256
+"""Sessions that are in hand at a time."""
+TRIES = 4
+"""How often a session is copied that changes while it is copied."""
+RESOLUTION = 1000
+"""ms: ages of logs that are nearer to each other are equal (Redis counts idle time in seconds)."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How to copy. ``ttl`` (ms, None: no end) is the life of every copy unless ``keep_ttl``; ``lock_wait`` in seconds.
+
+    ``guard`` is what keeps a session at the source from removal, where ``delete_source`` asks for it.
+    """
+
+    on_conflict: Mode = "skip"
+    verify: bool = True
+    delete_source: bool = False
+    keep_ttl: bool = True
+    ttl: int | None = None
+    lock_wait: float = 15
+    guard: Protection = Protection(wait_for_locks=True)
+
+
+class Copy(NamedTuple):
+    """A session that was (in a dry run: would be) copied; ``size`` is in bytes."""
+
+    ref: Ref
+    size: int
+
+
+class Outcome(msgspec.Struct):
+    """What was really done. ``identical`` sessions were there already, byte for byte.
+
+    ``replaced`` are the versions at the target that gave way to copies; ``verified`` counts the copies that were read
+    back. ``damaged`` says which sessions were copied that are damaged, ``lost_ttl`` which ones now live for ever
+    because the target keeps no end of life.
+    """
+
+    copied: list[Copy] = []
+    replaced: dict[Ref, Stamp] = {}
+    identical: list[Ref] = []
+    skipped: list[Skip] = []
+    conflicts: list[Skip] = []
+    failed: list[Failure] = []
+    damaged: list[Skip] = []
+    lost_ttl: list[Ref] = []
+    deleted: list[Ref] = []
+    verified: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(copy.size for copy in self.copied)
+
+
+# --- deciding: pure ---------------------------------------------------------------------------------------------------
+
+Relation = Literal["same", "ahead", "behind", "other"]
+"""How a payload stands to another: equal, beginning with it, being its beginning, or neither."""
+
+
+def relation(payload: bytes, chunks: Iterable[bytes]) -> Relation:
+    """Compare a payload with one that comes in pieces."""
+    at = 0
+    for chunk in chunks:
+        here = payload[at : at + len(chunk)]
+        if here != chunk:
+            return "behind" if chunk.startswith(here) else "other"
+        at += len(chunk)
+    return "same" if at == len(payload) else "ahead"
+
+
+Action = Literal["identical", "replace", "skip", "conflict"]
+
+
+def settle(mode: Mode, here: Summary, there: Summary, related: Relation) -> tuple[Action, str]:
+    """What becomes of a session whose key is taken at the target, and why, for people.
+
+    ``here`` is the session at the source, ``there`` the one at the target. In mode ``newer`` a log that begins with
+    the other is the newer one whatever the clocks say; else the later activity decides.
+    """
+    if related == "same":
+        return "identical", ""
+    if mode == "overwrite":
+        return "replace", ""
+    if there.error is not None:
+        return "conflict", f"the target holds one that cannot be read: {there.error}"
+    if mode != "newer":
+        what = "a damaged one" if there.status == "damaged" else "another version"
+        return "conflict", f"the target holds {what} ({_words(there)}; here {_words(here)})"
+    for summary, place in ((there, "at the target"), (here, "at the source")):
+        if summary.status == "damaged":
+            return "conflict", f"the one {place} is damaged; {_ASK}"
+    if here.ref.kind == "log" and related != "other":
+        return ("replace", "") if related == "ahead" else ("skip", "the target holds more of it")
+    mine, its = here.last_activity_at, there.last_activity_at
+    least = RESOLUTION if here.ref.kind == "log" else 0
+    if mine is None or its is None or abs(mine - its) <= least:
+        return "conflict", f"which one is newer cannot be told ({_words(there)}; here {_words(here)}); {_ASK}"
+    return ("replace", "") if mine > its else ("skip", f"the target holds a newer one ({_words(there)})")
+
+
+_ASK = "--on-conflict overwrite replaces it"
+
+
+def _words(summary: Summary) -> str:
+    return f"{size(summary.stamp.size)}, last active {iso(summary.last_activity_at) or 'at an unknown time'}"
+
+
+def clashes(names: Mapping[Ref, Hashable]) -> dict[Ref, Ref]:
+    """The sessions that would become one at the target, each with another of them. ``names``: what each is called."""
+    users: dict[Hashable, list[Ref]] = {}
+    for ref, name in names.items():
+        users.setdefault(name, []).append(ref)
+    return {ref: next(o for o in refs if o != ref) for refs in users.values() if len(refs) > 1 for ref in refs}
+
+
+def same_version(one: Stamp, other: Stamp) -> bool:
+    """Whether two stamps may be of one version; one that was made by reading more may know more than the other."""
+    shared = min(len(one.version), len(other.version))
+    return one.version[:shared] == other.version[:shared]
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+class Chosen(NamedTuple):
+    """The sessions to copy, and how many were looked at. ``size`` is in bytes, as far as the names alone tell."""
+
+    refs: tuple[Ref, ...]
+    scanned: int
+    size: int = 0
+
+
+def choose(
+    source: Store,
+    filter_: Filter,
+    now: int,
+    refs: Sequence[Ref] | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Chosen:
+    """The sessions of ``source`` (or of ``refs``) that the filter means; payloads are read only where it needs them."""
+    found: dict[Ref, int] = {}
+    scanned = 0
+    if filter_.by_name_only:
+        for record in source.records(Want.NAMES, refs):
+            scanned += 1
+            tick()
+            if filter_.allows_key(record.ref):
+                found[record.ref] = record.stamp.size
+    else:
+        for summary in survey(source, now, refs):
+            scanned += 1
+            tick()
+            if filter_.allows(summary):
+                found[summary.ref] = summary.stamp.size
+    return Chosen(tuple(sorted(found)), scanned, sum(found.values()))
+
+
+def check_places(source: Store, target: Store) -> None:
+    """Raise UsageError for a target that is the source."""
+    if source.place() == target.place():
+        raise UsageError("source and target are the same store")
+
+
+def check_kinds(target: Store, refs: Iterable[Ref]) -> None:
+    """Raise UnsupportedKind for a target that cannot hold sessions of these kinds."""
+    for kind in sorted({ref.kind for ref in refs}):
+        if kind not in target.kinds:
+            raise UnsupportedKind(
+                f"{target.url} holds no {kind}s", hint=f"copy the others only: --kind {target.kinds[0]}"
+            )
+
+
+def leftovers(target: Store) -> list[str]:
+    """The temporary files at the target, which interrupted writes left behind."""
+    return sorted(stray.name for stray in target.strays() if stray.stamp is not None) if target.exists() else []
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
+
+
+def migrate(
+    source: Store,
+    target: Store,
+    refs: Sequence[Ref],
+    options: Options,
+    outcome: Outcome,
+    *,
+    now: Callable[[], int],
+    shown: Mapping[Ref, Stamp] | None = None,
+    check: Callable[[], None] = lambda: None,
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Copy these sessions, writing into ``outcome`` as it goes; may be stopped in ``tick``, which is called for each.
+
+    ``shown`` (from ``compare``) are the versions at the target that may be replaced; others that differ are conflicts
+    then. ``check`` raises when the stores' own locks are lost. Raises StoreError when a store is lost; what was done by
+    then is in ``outcome``. Mode ``fail``: writes nothing if there is a conflict.
+    """
+    if options.on_conflict == "fail":
+        looked = compare(source, target, refs, options, now=now)
+        if looked.conflicts:
+            outcome.conflicts.extend(looked.conflicts)
+            return
+    _Run(source, target, options, outcome, now, shown, check, tick).run(refs)
+
+
+def compare(
+    source: Store,
+    target: Store,
+    refs: Sequence[Ref],
+    options: Options,
+    *,
+    now: Callable[[], int],
+    tick: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """What ``migrate`` would do, as the outcome that it would have; reads both stores and writes nothing."""
+    outcome = Outcome()
+    _Run(source, target, options, outcome, now, None, lambda: None, tick, dry=True).run(refs)
+    return outcome
+
+
+class _Run:
+    """One pass over the sessions, in batches."""
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        options: Options,
+        outcome: Outcome,
+        now: Callable[[], int],
+        shown: Mapping[Ref, Stamp] | None,
+        check: Callable[[], None],
+        tick: Callable[[], None],
+        *,
+        dry: bool = False,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._options = options
+        self._outcome = outcome
+        self._now = now
+        self._shown = shown
+        self._check = check
+        self._tick = tick
+        self._dry = dry
+        self._context: Context | None = None
+
+    def run(self, refs: Sequence[Ref]) -> None:
+        missing = dict.fromkeys(self._admit(refs))
+        for batch in batches(self._source.records(Want.WHOLE, tuple(missing))):
+            for record in batch:
+                del missing[record.ref]
+            self._check()
+            self._copy(batch)
+            for _ in batch:
+                self._tick()
+        self._outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
+
+    def _admit(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Those that the target can hold beside each other."""
+        names: dict[Ref, Hashable] = {}
+        for ref in dict.fromkeys(refs):
+            try:
+                self._target.check_key(ref)
+                names[ref] = self._target.name_of(ref)
+            except SessionctlError as error:
+                self._fail(ref, error)
+        clashing = clashes(names)
+        for ref, other in clashing.items():
+            self._outcome.conflicts.append(Skip(ref, f"it would become one with {quoted(other.key)} at the target"))
+        return [ref for ref in names if ref not in clashing]
+
+    def _fail(self, ref: Ref, error: SessionctlError) -> None:
+        self._outcome.failed.append(Failure(ref, str(error), error.exit_code))
+
+    def _copy(self, batch: list[Record]) -> None:
+        """Copy a batch; what changes meanwhile, here or there, is looked at again."""
+        ours: dict[Ref, Stamp] = {}
+        for _ in range(TRIES):
+            changed = self._try(batch, ours)
+            if not changed:
+                return
+            batch = list(self._source.records(Want.WHOLE, changed))
+        for record in batch:
+            if record.ref in ours:
+                said = "kept changing while it was copied; the copy is of an earlier moment"
+                self._outcome.failed.append(Failure(record.ref, said))
+            else:
+                self._outcome.conflicts.append(Skip(record.ref, "something else keeps taking its place at the target"))
+
+    def _try(self, batch: list[Record], ours: dict[Ref, Stamp]) -> list[Ref]:
+        """One try; gives back the sessions to try again. ``ours`` are the versions that we wrote at the target."""
+        read_at = self._now()
+        here = {record.ref: record for record in map(self._whole, batch) if record is not None}
+        found = self._found(here, ours)
+        copies: dict[Ref, Copy] = {}
+        gave_way: dict[Ref, Stamp] = {}
+        puts: list[Put] = []
+        for ref, record in here.items():
+            there = found.get(ref)
+            if there is None or there.action == "replace":
+                expect = None if there is None else there.stamp
+                copies[ref] = Copy(ref, len(_payload(record)))
+                if expect is not None and ref not in ours:
+                    gave_way[ref] = expect
+                puts.append(Put(ref, _payload(record), expect, record.stamp.changed_at, self._ttl(record, read_at)))
+            elif there.action == "identical":
+                self._outcome.identical.append(ref)
+            else:
+                kept = self._outcome.skipped if there.action == "skip" else self._outcome.conflicts
+                kept.append(Skip(ref, there.reason))
+        if self._dry:
+            self._outcome.copied.extend(copies.values())
+            self._outcome.replaced.update(gave_way)
+            self._note_damage(here[ref] for ref in copies)
+            return []
+        again = self._write(puts, ours)
+        self._outcome.replaced.update((ref, stamp) for ref, stamp in gave_way.items() if ref in ours)
+        written = {put.ref: put.payload for put in puts if put.ref in ours and put.ref not in again}
+        good = self._verified(written, ours) if self._options.verify else list(written)
+        for now in self._source.records(Want.NAMES, good) if good else ():
+            if not same_version(now.stamp, here[now.ref].stamp):
+                again.append(now.ref)
+        done = [ref for ref in good if ref not in again]
+        self._outcome.copied.extend(copies[ref] for ref in done)
+        self._outcome.verified += len(done) if self._options.verify else 0
+        self._note_damage(here[ref] for ref in done)
+        if self._options.delete_source:
+            for ref in (*done, *(ref for ref, there in found.items() if there.action == "identical")):
+                self._remove(here[ref])
+        return again
+
+    def _whole(self, record: Record) -> Record | None:
+        """The record with its payload; None, and told, if it cannot be read."""
+        if record.error is None and record.payload is None:
+            try:
+                return record._replace(payload=b"".join(self._source.chunks(record.ref)))
+            except SessionNotFound:
+                self._outcome.skipped.append(Skip(record.ref, "gone meanwhile"))
+                return None
+            except StoreError as error:
+                record = record._replace(error=str(error))
+        if record.error is not None:
+            self._outcome.failed.append(Failure(record.ref, f"cannot be read: {record.error}"))
+            return None
+        return record
+
+    def _found(self, here: Mapping[Ref, Record], ours: Mapping[Ref, Stamp]) -> dict[Ref, _There]:
+        """What the target holds of these already, one payload in hand at a time."""
+        if not here or not self._target.exists():
+            return {}
+        return {
+            there.ref: self._judge(here[there.ref], there, ours.get(there.ref))
+            for there in self._target.records(Want.WHOLE, tuple(here))
+        }
+
+    def _judge(self, here: Record, there: Record, ours: Stamp | None) -> _There:
+        related: Relation = "other"
+        if there.code:
+            return _There("conflict", there.stamp, f"the target holds what is no session: {there.error}")
+        if there.error is None:
+            try:
+                pieces = self._target.chunks(there.ref) if there.payload is None else (there.payload,)
+                related = relation(_payload(here), pieces)
+            except SessionctlError as error:
+                there = there._replace(error=str(error))
+        if related == "same" and ours is None:
+            return _There("identical", there.stamp)
+        if ours is not None and same_version(ours, there.stamp):
+            return _There("replace", there.stamp)
+        context = Context(self._now(), {}, {}, {})
+        action, reason = settle(
+            self._options.on_conflict,
+            summarise(self._source, here, context),
+            summarise(self._target, there, context),
+            related,
+        )
+        if action == "replace" and self._shown is not None:
+            shown = self._shown.get(there.ref)
+            if shown is None or not same_version(shown, there.stamp):
+                return _There("conflict", there.stamp, "it changed at the target after it was shown")
+        return _There(action, there.stamp, reason)
+
+    def _ttl(self, record: Record, read_at: int) -> int | None:
+        """The life of the copy, in ms, as of now."""
+        if not self._options.keep_ttl:
+            return self._options.ttl
+        left = record.stamp.ttl_ms
+        return None if left is None else max(1, left - (self._now() - read_at))
+
+    def _write(self, puts: list[Put], ours: dict[Ref, Stamp]) -> list[Ref]:
+        """Write them, each all or nothing; gives back those whose place at the target changed meanwhile."""
+        again: list[Ref] = []
+        new = [put for put in puts if put.expect is None]
+        old = [put for put in puts if put.expect is not None]
+        for put, result in (*zip(new, self._target.put_many(new), strict=True), *((p, self._replace(p)) for p in old)):
+            if isinstance(result, Stamp):
+                if put.ttl_ms is not None and result.ttl_ms is None and put.ref not in ours:
+                    self._outcome.lost_ttl.append(put.ref)
+                ours[put.ref] = result
+            elif isinstance(result, SessionChanged):
+                again.append(put.ref)
+            elif isinstance(result, StoreError) and not isinstance(result, WriteFailed):
+                raise result
+            else:
+                self._fail(put.ref, result)
+        return again
+
+    def _replace(self, put: Put) -> Stamp | SessionctlError:
+        """Put a session in another's place, under its lock."""
+        try:
+            with self._target.lock(put.ref, self._options.lock_wait) as lease:
+                lease.check()
+                return next(self._target.put_many([put]))
+        except SessionctlError as error:
+            return error
+
+    def _verified(self, written: Mapping[Ref, bytes], ours: dict[Ref, Stamp]) -> list[Ref]:
+        """Read back what was written. What is not the same is said, and removed if nobody has touched it since."""
+        good: list[Ref] = []
+        for back in self._target.records(Want.WHOLE, tuple(written)) if written else ():
+            if back.error is None:
+                pieces = self._target.chunks(back.ref) if back.payload is None else (back.payload,)
+                if relation(written[back.ref], pieces) == "same":
+                    good.append(back.ref)
+        for ref in written.keys() - set(good):
+            self._outcome.failed.append(Failure(ref, "the target gave back something else than was written"))
+            try:
+                self._target.remove(ref, ours[ref])
+            except (SessionChanged, SessionNotFound):
+                pass  # somebody else's by now
+        return good
+
+    def _note_damage(self, records: Iterable[Record]) -> None:
+        for record in records:
+            outline = codec.outline(record.ref, _payload(record), self._now())
+            if outline.damage:
+                self._outcome.damaged.append(Skip(record.ref, outline.damage[0].message))
+
+    def _remove(self, record: Record) -> None:
+        """Remove a session from the source after its copy was seen, if it is still the version that was copied."""
+        ref = record.ref
+        if self._context is None:
+            self._context = Context.of(self._source, self._now())
+        try:
+            with self._source.lock(ref, self._options.lock_wait) as lease:
+                moment = self._now()
+                summary = summarise(self._source, record, self._context._replace(now=moment, holders={}))
+                kept = protection(summary, self._options.guard, moment)
+                if kept is None and ref in self._context.strays:
+                    kept = "a temporary file lies beside it (sessionctl repair)"
+                if kept is not None:
+                    self._outcome.skipped.append(Skip(ref, f"not removed from the source: {kept}"))
+                    return
+                lease.check()
+                self._source.remove(ref, record.stamp)
+                self._outcome.deleted.append(ref)
+        except (SessionLocked, SessionChanged) as error:
+            self._outcome.skipped.append(Skip(ref, f"not removed from the source: {error}"))
+        except SessionNotFound:
+            self._outcome.skipped.append(Skip(ref, "removed from the source by somebody else"))
+        except SessionctlError as error:
+            self._outcome.failed.append(Failure(ref, f"not removed from the source: {error}", error.exit_code))
+
+
+class _There(NamedTuple):
+    """What is at the target under a session's key, and what that means."""
+
+    action: Action
+    stamp: Stamp
+    reason: str = ""
+
+
+def _payload(record: Record) -> bytes:
+    assert record.payload is not None
+    return record.payload
+
+
+def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Some records at a time, at most BATCH_COUNT and BATCH_BYTES; one that is larger than a record's limit alone."""
+    batch: list[Record] = []
+    total = 0
+    for record in records:
+        large = record.payload is None and record.error is None
+        more = len(record.payload or b"")
+        if batch and (large or total + more > BATCH_BYTES or len(batch) >= BATCH_COUNT):
+            yield batch
+            batch, total = [], 0
+        batch.append(record)
+        total += BATCH_BYTES if large else more
+    if batch:
+        yield batch
+
+
+__all__ = [
+    "MODES",
+    "Chosen",
+    "Copy",
+    "Mode",
+    "Options",
+    "Outcome",
+    "check_kinds",
+    "check_places",
+    "choose",
+    "clashes",
+    "compare",
+    "leftovers",
+    "migrate",
+    "relation",
+    "settle",
+]
