@@ -318,7 +318,7 @@ def test_a_swapped_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "moved").iterdir()) == []
 
 
-# --- races: something happens between looking and acting ---------------------------------------------------------------------------
+# --- races: something happens between looking and acting --------------------------------------------------------------
 
 
 def at_the_call(monkeypatch: pytest.MonkeyPatch, function: str, act: Callable[[], object], number: int = 1) -> None:
