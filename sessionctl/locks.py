@@ -228,7 +228,7 @@ def _read_note(path: Path) -> Holder | None:
         name, pid, host, since = str(note["name"]), int(note["pid"]), str(note["host"]), int(note["since"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if host == socket.gethostname() and not _alive(pid):
+    if pid <= 0 or (host == socket.gethostname() and not _alive(pid)):
         return None
     return Holder(f"{host}:{pid}", since, None, name)
 
@@ -240,7 +240,7 @@ _NOTE_LIMIT = 8192
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True
