@@ -5,6 +5,7 @@ Sources: FORMATS.md section 2 (Chain, Interruption, Pending approvals), section 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -193,8 +194,12 @@ def pair(steps: Sequence[Step]) -> list[Problem]:
                 window[call.id] = owner
                 owners.setdefault(call.id, []).append(owner)
 
+    groups: dict[str, _Group] = {}
     for index, result in strays:
-        problems.append(_place(owners.get(result.call_id, []), index, result))
+        group = groups.get(result.call_id)
+        if group is None:
+            group = groups[result.call_id] = _Group(owners.get(result.call_id, []))
+        problems.append(group.place(index, result))
     problems.extend(
         Problem("unresolved-tool-call", owner.step, owner.call_id, call_step=owner.step)
         for group in owners.values()
@@ -215,24 +220,52 @@ def _second_answer(owner: _Owner, index: int, result: Result) -> Problem:
     return Problem("duplicate-tool-result", index, result.call_id, result, owner.step)
 
 
-def _place(group: list[_Owner], index: int, result: Result) -> Problem:
-    """Judge a result that does not stand in its place: whose is it?"""
-    if not group:
-        return Problem("orphan-tool-result", index, result.call_id, result)
-    before = [owner for owner in group if owner.step < index and owner.open]
-    after = [owner for owner in group if owner.step > index and owner.open]
-    if before or after:
-        owner = before[-1] if before else after[0]
-        owner.answer = (index, result)
-        return Problem("late-tool-result", index, result.call_id, result, owner.step)
-    made_up = [owner for owner in group if owner.answer is not None and owner.answer[1].made_up]
-    if made_up and not result.made_up:
-        owner = made_up[-1]
-        assert owner.answer is not None
-        place, filler = owner.answer
-        owner.answer = (index, result)
-        return Problem("duplicate-tool-result", place, result.call_id, filler, owner.step)
-    return Problem("duplicate-tool-result", index, result.call_id, result, group[-1].step)
+class _Group:
+    """The calls of one id, while results that do not stand in their place look for theirs, in the order of the history.
+
+    Each call is passed once, so that a thousand calls of one id cost no more than a thousand calls.
+    """
+
+    def __init__(self, owners: list[_Owner]) -> None:
+        self._last = owners[-1] if owners else None
+        self._earlier: list[_Owner] = []
+        self._later = deque(owners)
+        self._made_up = [owner for owner in owners if owner.answer is not None and owner.answer[1].made_up]
+
+    def place(self, index: int, result: Result) -> Problem:
+        """Judge a result that does not stand in its place: whose is it?"""
+        if self._last is None:
+            return Problem("orphan-tool-result", index, result.call_id, result)
+        owner = self._open(index)
+        if owner is not None:
+            owner.answer = (index, result)
+            if result.made_up:
+                self._made_up.append(owner)
+            return Problem("late-tool-result", index, result.call_id, result, owner.step)
+        if self._made_up and not result.made_up:
+            owner = self._made_up.pop()
+            assert owner.answer is not None
+            place, filler = owner.answer
+            owner.answer = (index, result)
+            return Problem("duplicate-tool-result", place, result.call_id, filler, owner.step)
+        return Problem("duplicate-tool-result", index, result.call_id, result, self._last.step)
+
+    def _open(self, index: int) -> _Owner | None:
+        """The nearest call before ``index`` that waits for an answer, else the first one after it."""
+        later = self._later
+        while later and later[0].step < index:
+            owner = later.popleft()
+            if owner.open:
+                self._earlier.append(owner)
+        if self._earlier:
+            return self._earlier.pop()
+        here = later.popleft() if later and later[0].step == index else None
+        while later and not later[0].open:
+            later.popleft()
+        found = later.popleft() if later else None
+        if here is not None:
+            later.appendleft(here)
+        return found
 
 
 _MESSAGES = {
