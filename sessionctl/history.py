@@ -326,7 +326,7 @@ _OK, _EMPTY = (Verdict(status, (), (), ()) for status in ("ok", "empty"))
 
 
 def _settled(outline: Outline, steps: Sequence[Step]) -> Verdict | None:
-    """The verdict on a history without any fault, by one pass that gives up at the first oddity (nearly all are such)."""
+    """The verdict on a history without any fault, in one pass that gives up at the first oddity (most have none)."""
     waiting: list[str] = []
     before = ""
     for role, calls, results, only_results, empty_text, missing_content in steps:
