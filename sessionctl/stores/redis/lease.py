@@ -8,6 +8,7 @@ import shlex
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from redis import exceptions as failed
@@ -61,7 +62,9 @@ class RedisLease(Lease):
             self._give_up()
             raise
         self._renewer = threading.Thread(target=self._renew, name="sessionctl-lock", daemon=True)
-        self._renewer.start()
+        # While the interpreter ends, Python 3.12 starts no thread; what is written then takes far less than LIFE.
+        with suppress(RuntimeError):
+            self._renewer.start()
 
     def _take(self, deadline: float, wait: float) -> None:
         key = self._key

@@ -254,6 +254,15 @@ class Servers:
         for server in self.again(self.primaries):
             self.again(partial(self._talk, server, [("PING",)]))
 
+    def size(self, server: Redis) -> int:
+        """How many keys a server holds; 0 where we may not ask."""
+        (count,) = self.again(lambda: self._talk(server, [("DBSIZE",)]))
+        return count if isinstance(count, int) else 0
+
+    def names(self) -> tuple[str, ...]:
+        """How the nodes of a Cluster call themselves."""
+        return tuple(sorted(node.name for node in self._topology().get_primaries()))
+
     def scan(self, server: Redis, pattern: bytes, count: int) -> Iterator[list[bytes]]:
         """All keys of a server that fit, in pages; some may come twice.
 

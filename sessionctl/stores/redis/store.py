@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -49,6 +52,9 @@ IN_FLIGHT = 8 << 20
 
 MANY = 4096
 """Items of a list above which its size is found out before it is read."""
+
+WORTH_SHARING = 4000
+"""Keys of a server from which on several processes read it faster than one."""
 
 LONGEST_IDLE = 180 * 86_400
 """Seconds. The server counts idle time modulo 194 days; a greater age would come out as a small one."""
@@ -94,9 +100,11 @@ class RedisStore(Store):
     - A key of another type is reported and never written to, whatever ``expect`` says.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, part: tuple[int, int] = (0, 1)) -> None:
+        """``part``: of how many parts of the store this is which, from 0."""
         self.url = str(address)
         self._address = address
+        self._part = part
         self._servers = Servers(address)
         self._prefixes: dict[Kind, bytes] = {"document": address.documents.encode(), "log": address.logs.encode()}
         self._checkpoints: tuple[float, dict[str, list[tuple[bytes, tuple[str, ...]]]]] = (float("-inf"), {})
@@ -129,8 +137,21 @@ class RedisStore(Store):
         return None if any(key.startswith(r) and len(r) > longest for r in _RESERVED) else found
 
     def check_key(self, ref: Ref) -> None:
-        if self._ref(self._key(ref)) != ref:
-            raise InvalidKey(f"{quoted(ref.key)} has the key of something else in this store")
+        if "\0" in ref.key:
+            raise InvalidKey(f"{quoted(ref.key)} holds a NUL")
+        if not ref.key or self._ref(self._key(ref)) != ref:
+            raise InvalidKey(f"{quoted(ref.key)} cannot be told from other keys of this store")
+
+    def place(self) -> Hashable:
+        """The server's own name for itself, where we may ask it, the database and the prefixes."""
+        with told(self._address):
+            if self._address.way == "cluster":
+                server: Hashable = self._servers.again(self._servers.names)
+            else:
+                (info,) = self._servers.ask([(b"", _CLOCK)])
+                run = re.search(rb"run_id:(\w+)", info) if isinstance(info, bytes) else None
+                server = run[1] if run else (self._address.way, self._address.servers)
+        return server, self._address.db, *self._prefixes.values()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -144,15 +165,29 @@ class RedisStore(Store):
         self, want: Want = Want.WHOLE, refs: Iterable[Ref] | None = None, kinds: Iterable[Kind] = KINDS
     ) -> Iterator[Record]:
         wanted = tuple(kind for kind in KINDS if kind in frozenset(kinds))
-        found = self._found(wanted) if refs is None else (ref for ref in dict.fromkeys(refs) if ref.kind in wanted)
+        found = self._found(wanted) if refs is None else self._named(refs, wanted)
         while batch := list(islice(found, BATCH)):
             yield from self._load(batch, want)
 
+    def parts(self, count: int) -> Sequence[Store]:
+        with told(self._address):
+            sizes = [self._servers.size(server) for server in self._servers.again(self._servers.primaries)]
+        if sum(sizes) < WORTH_SHARING:
+            return [self]
+        return [RedisStore(self._address, (part, count)) for part in range(count)]
+
+    def _named(self, refs: Iterable[Ref], kinds: Sequence[Kind]) -> Iterator[Ref]:
+        for ref in dict.fromkeys(refs):
+            with suppress(InvalidKey):
+                if ref.kind in kinds and self._ref(self._key(ref)) == ref:
+                    yield ref
+
     def _found(self, kinds: Sequence[Kind]) -> Iterator[Ref]:
+        part, count = self._part
         for kind in kinds:
             for key in self._scan(self._prefixes[kind]):
                 ref = self._ref(key)
-                if ref is not None and ref.kind == kind:
+                if ref is not None and ref.kind == kind and (count == 1 or zlib.crc32(key) % count == part):
                     yield ref
 
     def _scan(self, prefix: bytes) -> Iterator[bytes]:
@@ -194,7 +229,8 @@ class RedisStore(Store):
 
     def _sizes(self, refs: Sequence[Ref]) -> Iterator[tuple[Ref, _Size | Record | None]]:
         """Size, age and TTL of each; None for a key of another type, nothing for one that is gone."""
-        asked: list[tuple[bytes, Command]] = []
+        logs = [ref for ref in refs if ref.kind == "log"]
+        asked: list[tuple[bytes, Command]] = [(self._key(ref), _CLOCK) for ref in logs[:1]]
         for ref in refs:
             key = self._key(ref)
             if ref.kind == "log":  # idle time first: on old servers the other questions reset it
@@ -203,7 +239,7 @@ class RedisStore(Store):
                 asked += ((key, ("STRLEN", key)), (key, ("PTTL", key)))
         with told(self._address):
             answers = iter(self._servers.ask(asked))
-        now = _now()
+        clock = _clock(next(answers)) if logs else 0
         for ref in refs:
             idle = next(answers) if ref.kind == "log" else None
             size, left = next(answers), next(answers)
@@ -213,7 +249,7 @@ class RedisStore(Store):
             elif isinstance(bad, Exception):
                 yield ref, Record(ref, Stamp((), 0), error=self._unreadable(bad))
             elif left != -2 and (size or ref.kind == "document"):
-                age = now - idle * 1000 if isinstance(idle, int) else None
+                age = clock - idle * 1000 if isinstance(idle, int) else None
                 yield ref, _Size(size, age, "none" if age is None else "idle", None if left < 0 else left)
 
     def _unreadable(self, error: Exception) -> str:
@@ -326,12 +362,8 @@ class RedisStore(Store):
                     yield key, answer
 
     def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
-        """By GET and PTTL of the locks' keys. Asked of all, both kinds of a key are said to be held."""
-        if refs is None:
-            names = ((key, key[len(LOCKS) :].decode("utf-8", "surrogateescape")) for key in self._scan(LOCKS))
-            pairs = ((key, Ref(name, kind)) for key, name in names for kind in KINDS)
-        else:
-            pairs = ((_lock_key(ref), ref) for ref in dict.fromkeys(refs))
+        """By GET and PTTL of the locks' keys. A lock without an expiry says so in its note."""
+        pairs = self._locked() if refs is None else ((_lock_key(ref), ref) for ref in dict.fromkeys(refs))
         found: dict[Ref, Holder] = {}
         while batch := list(islice(pairs, BATCH)):
             asked: list[tuple[bytes, Command]] = []
@@ -344,6 +376,16 @@ class RedisStore(Store):
                 if not isinstance(value, failed.NoPermissionError) and (holder := holder_of(value, left)):
                     found[ref] = holder
         return found
+
+    def _locked(self) -> Iterator[tuple[bytes, Ref]]:
+        """The sessions that are there and have a lock, each with the lock's key."""
+        locks = self._scan(LOCKS)
+        while batch := list(islice(locks, BATCH)):
+            names = [(lock, lock[len(LOCKS) :].decode("utf-8", "surrogateescape")) for lock in batch]
+            pairs = [(lock, Ref(name, kind)) for lock, name in names for kind in KINDS]
+            with told(self._address):
+                there = self._servers.ask([(key, ("EXISTS", key)) for _, ref in pairs for key in [self._key(ref)]])
+            yield from (pair for pair, answer in zip(pairs, there, strict=True) if answer == 1)
 
     def break_lock(self, ref: Ref) -> bool:
         key = _lock_key(ref)
@@ -375,26 +417,42 @@ class RedisStore(Store):
             items = split(payload, ref)
             dump = None if changed_at is None else self._dump(key, items)
             if dump is not None and changed_at is not None:
-                steps = [_restore(key, dump, changed_at, ttl_ms, "REPLACE")]
+                steps = [_restore(key, dump, _idle(self._clock_at(key), changed_at), ttl_ms, "REPLACE")]
             else:
                 steps = [("UNLINK", key), *_pushes(key, items), *_expiry(key, ttl_ms)]
         self._guarded(
             ref, expect, lambda link, seen: steps, lambda seen: seen.payload == payload, len(payload), unsure=unsure
         )
-        return self._written(ref, payload, ttl_ms)
+        (stamp,) = self._stamped([put])
+        return stamp
 
-    def _written(self, ref: Ref, payload: bytes, ttl_ms: int | None) -> Stamp:
-        size = _Size(0, None, "none", ttl_ms)
-        if ref.kind == "document":
-            return _stamp(ref, size, _Read(len(payload), payload[-TAIL:], payload))
-        items = split(payload, ref)
-        return _stamp(ref, self._aged(self._key(ref), size), _Read(len(items), items[-1], payload))
+    def _stamped(self, written: Sequence[Put]) -> list[Stamp]:
+        """The stamps of what was just written, with the ages that the server now tells."""
+        keys = [self._key(put.ref) for put in written if put.ref.kind == "log"]
+        ages = iter(self._ages(keys))
+        stamps = []
+        for put in written:
+            if put.ref.kind == "document":
+                size, length, end = _Size(0, None, "none", put.ttl_ms), len(put.payload), put.payload[-TAIL:]
+            else:
+                items = split(put.payload, put.ref)
+                size, length, end = _Size(0, *next(ages), put.ttl_ms), len(items), items[-1]
+            stamps.append(_stamp(put.ref, size, _Read(length, end, put.payload)))
+        return stamps
 
-    def _aged(self, key: bytes, size: _Size) -> _Size:
-        """With the age of a log just written, as the server tells it."""
+    def _ages(self, keys: Sequence[bytes]) -> list[tuple[int | None, AgeSource]]:
+        if not keys:
+            return []
+        questions: list[tuple[bytes, Command]] = [(key, ("OBJECT", "IDLETIME", key)) for key in keys]
         with told(self._address):
-            (idle,) = self._servers.ask([(key, ("OBJECT", "IDLETIME", key))])
-        return size._replace(changed_at=_now() - idle * 1000, source="idle") if isinstance(idle, int) else size
+            info, *idles = self._servers.ask([(keys[0], _CLOCK), *questions])
+        clock = _clock(info)
+        return [(clock - idle * 1000, "idle") if isinstance(idle, int) else (None, "none") for idle in idles]
+
+    def _clock_at(self, key: bytes) -> int:
+        with told(self._address):
+            (info,) = self._servers.ask([(key, _CLOCK)])
+        return _clock(info)
 
     def _dump(self, key: bytes, items: Sequence[bytes]) -> bytes | None:
         """The list as DUMP gives it, made by the server under a name that exists only inside one transaction.
@@ -444,8 +502,8 @@ class RedisStore(Store):
             return found
         (last,), count, left = answers[-3:]
         whole = before + lines if isinstance(expect, Stamp) or expect is None else None
-        size = self._aged(key, _Size(0, None, "none", left if left >= 0 else None))
-        return _stamp(ref, size, _Read(count, last, whole))
+        (age,) = self._ages([key])
+        return _stamp(ref, _Size(0, *age, left if left >= 0 else None), _Read(count, last, whole))
 
     def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
         """Give a log its idle time back, where DUMP and RESTORE are allowed. A document's age is in its content."""
@@ -454,17 +512,15 @@ class RedisStore(Store):
         key = self._key(ref)
 
         def steps(link: Link, seen: _Seen) -> list[Command]:
-            if not seen.there:
-                raise SessionNotFound(quoted(ref.key))
             dump, left = link.ask(("DUMP", key), ("PTTL", key))
-            return [_restore(key, dump, changed_at, left if left >= 0 else None, "REPLACE")]
+            return [_restore(key, dump, _idle(self._clock_at(key), changed_at), left if left >= 0 else None, "REPLACE")]
 
         try:
             self._guarded(ref, expect, steps, lambda seen: False, 0)
-        except (StoreError, SessionChanged, SessionNotFound):
+        except (StoreError, SessionChanged):
             return expect
-        size = self._aged(key, _Size(0, None, "none", expect.ttl_ms))
-        return expect._replace(changed_at=size.changed_at, source=size.source)
+        ((changed, source),) = self._ages([key])
+        return expect._replace(changed_at=changed, source=source)
 
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         """Remove a session; with a log go its checkpoints and their pending index (FORMATS.md section 2)."""
@@ -474,11 +530,9 @@ class RedisStore(Store):
         leftovers = self._belongings(ref.key) if ref.kind == "log" else []
 
         def steps(link: Link, seen: _Seen) -> list[Command]:
-            if not seen.there:
-                raise SessionNotFound(quoted(ref.key))
             return [("UNLINK", key)]
 
-        self._guarded(ref, expect, steps, lambda seen: not seen.there, 0)
+        self._guarded(ref, expect, steps, lambda seen: not seen.there, 0, gone=SessionNotFound)
         for checkpoint, pending in leftovers:
             self._remove_checkpoint(ref, checkpoint, pending)
 
@@ -517,11 +571,13 @@ class RedisStore(Store):
         size: int,
         *,
         unsure: bool = False,
+        gone: type[SessionctlError] | None = None,
     ) -> list[Answer] | None:
         """WATCH the key, look whether it is what ``expect`` says, and carry out ``steps`` in one MULTI.
 
         A write whose connection was lost may have happened: then it is looked at again, ``done`` tells whether it did,
         and only if it did not is it written again. Returns EXEC's answers, None where that second look sufficed.
+        ``gone`` is raised where there is nothing.
         """
         key = self._key(ref)
         last: Exception = SessionChanged(quoted(ref.key))
@@ -533,6 +589,8 @@ class RedisStore(Store):
                         seen = _look(link, key, ref, whole=unsure or isinstance(expect, Stamp))
                         if unsure and done(seen):
                             return None
+                        if gone is not None and not seen.there:
+                            raise gone(quoted(ref.key))
                         _compare(ref, expect, seen)
                         todo = steps(link, seen)
                         wrote = True
@@ -573,38 +631,38 @@ class RedisStore(Store):
     def _put_portion(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
         with told(self._address):
             answers = self._put_at_once([item for item in items if item.expect is None and self._can_hold(item.ref)])
+        done = [item for item in items if answers.get(id(item)) == b"OK"]
+        stamps = dict(zip(map(id, done), self._stamped(done), strict=True))
         for item in items:
-            answer = answers.get(id(item))
-            if answer == b"OK":
-                yield self._stamped(item)
+            if (stamp := stamps.get(id(item))) is not None:
+                yield stamp
                 continue
             try:
-                yield self._put(item, unsure=isinstance(answer, LOST))
+                yield self._put(item, unsure=isinstance(answers.get(id(item)), LOST))
             except SessionctlError as error:
                 yield error
 
     def _put_at_once(self, items: Sequence[Put]) -> dict[int, Answer]:
         """What the server answers to those that one command can write, by ``id`` of the item."""
-        documents = [item for item in items if item.ref.kind == "document"]
-        logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
-        lists = self._servers.transactions(
-            [self._dumping(self._key(item.ref), split(item.payload, item.ref)) for item in logs]
-        )
         asked: list[tuple[bytes, Command]] = []
         written: list[Put] = []
-        for item in documents:
-            key = self._key(item.ref)
-            asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
-            written.append(item)
-        for item, done in zip(logs, lists, strict=True):
-            key = self._key(item.ref)
-            if isinstance(done, list) and item.changed_at is not None:
-                asked.append((key, _restore(key, _dumped(done), item.changed_at, item.ttl_ms)))
+        for item in items:
+            if item.ref.kind == "document":
+                key = self._key(item.ref)
+                asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
                 written.append(item)
+        logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
+        if logs:
+            clock = self._clock_at(self._key(logs[0].ref))
+            dumps = self._servers.transactions(
+                [self._dumping(self._key(item.ref), split(item.payload, item.ref)) for item in logs]
+            )
+            for item, done in zip(logs, dumps, strict=True):
+                if isinstance(done, list) and item.changed_at is not None:
+                    key = self._key(item.ref)
+                    asked.append((key, _restore(key, _dumped(done), _idle(clock, item.changed_at), item.ttl_ms)))
+                    written.append(item)
         return dict(zip(map(id, written), self._servers.once(asked), strict=True))
-
-    def _stamped(self, item: Put) -> Stamp:
-        return self._written(item.ref, item.payload, item.ttl_ms)
 
     def _can_hold(self, ref: Ref) -> bool:
         try:
@@ -652,8 +710,21 @@ def _glue(torn: bytes, line: bytes) -> bytes:
     return b"\n" + torn[1:] + line[1:] if line.startswith(b"\n") else torn[1:] + line
 
 
-def _now() -> int:
-    return time.time_ns() // 1_000_000
+_CLOCK: Command = ("INFO", "server")
+
+
+def _clock(info: Answer) -> int:
+    """The moment (ms) from which idle times count back: the second that the server's own coarse clock is at.
+
+    That clock (24 bits of a Unix time, ``lru_clock`` in INFO) is up to 100 ms behind; the present time serves where it
+    is not told, or where the server's idea of time is quite another.
+    """
+    now = time.time_ns() // 1_000_000
+    told_clock = re.search(rb"lru_clock:(\d+)", info) if isinstance(info, bytes) else None
+    if told_clock is None:
+        return now
+    behind = (now // 1000 - int(told_clock[1]) + 2) % (1 << 24) - 2
+    return now if behind > 2 else (now // 1000 - behind) * 1000
 
 
 def _digest(payload: bytes) -> str:
@@ -723,9 +794,9 @@ def _record(ref: Ref, size: _Size, answer: Answer, want: Want) -> Record:
         return Record(ref, _stamp(ref, size, read), answer, whole=whole)
     read = _read(ref, answer)
     assert read.payload is not None
-    if len(answer) < size.size or len(read.payload) > TAIL:
-        return Record(ref, _stamp(ref, size, _Read(size.size, answer[-1])), read.payload[-TAIL:], whole=False)
-    return Record(ref, _stamp(ref, size, read), read.payload)
+    known = read if len(answer) == size.size else _Read(size.size, answer[-1])
+    whole = known is read and len(read.payload) <= TAIL
+    return Record(ref, _stamp(ref, size, known), read.payload[-TAIL:], whole=whole)
 
 
 def _portions(sizes: dict[Ref, _Size]) -> Iterator[list[Ref]]:
@@ -765,9 +836,13 @@ def _expiry(key: bytes, ttl_ms: int | None) -> list[Command]:
     return [] if ttl_ms is None else [("PEXPIRE", key, max(1, ttl_ms))]
 
 
-def _restore(key: bytes, dump: bytes, changed_at: int, ttl_ms: int | None, *more: str) -> Command:
-    idle = min(max(0, round((_now() - changed_at) / 1000)), LONGEST_IDLE)
+def _restore(key: bytes, dump: bytes, idle: int, ttl_ms: int | None, *more: str) -> Command:
     return ("RESTORE", key, 0 if ttl_ms is None else max(1, ttl_ms), dump, *more, "IDLETIME", idle)
+
+
+def _idle(clock: int, changed_at: int) -> int:
+    """Idle time (s) of what was last used at ``changed_at`` (ms)."""
+    return min(max(0, clock // 1000 - round(changed_at / 1000)), LONGEST_IDLE)
 
 
 def _lock_key(ref: Ref) -> bytes:
