@@ -23,6 +23,10 @@ class SessionctlError(Exception):
         self.fields = fields
         super().__init__(self.template.format(detail=detail, **fields))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as it is: the message is not put into the template again."""
+        return Exception.__new__, (type(self), str(self)), self.__dict__
+
 
 class UsageError(SessionctlError):
     """The call itself is wrong; nothing was done."""

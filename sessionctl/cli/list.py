@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from ..errors import SomeFailed, UsageError
-from ..ops.select import SORTS, Filter, Summary, ordered, survey
+from ..ops.select import SORTS, Summary, Tally, listing
 from .options import STORE, Common, Filters, choice, now_ms, takes
 from .output import FORMATS, Output, plain_table, plural
-from .rows import COLUMNS, STATUS_STYLES, cells, problems, row
+from .rows import COLUMNS, STATUS_STYLES, cells, problems, row, short_key
 
 app = typer.Typer(add_completion=False)
 AT_A_TERMINAL = 50
@@ -55,18 +55,26 @@ def list_sessions(
     if all_ and limit is not None:
         raise UsageError("--all and --limit exclude each other")
     with common.open() as store:
-        seen = _Counter()
-        kept = seen.through(survey(store, now, kinds=filters.kinds), chosen)
-        shown = ordered(kept, sort, reverse=reverse, limit=_limit(out, limit, all_))
+        show: partial[Any] = partial(_cells, now) if out.format == "table" else partial(_text, out)
+        shown, tally = listing(
+            store,
+            now,
+            chosen,
+            show,
+            kinds=filters.kinds,
+            by=sort,
+            reverse=reverse,
+            limit=_limit(out, limit, all_),
+        )
         if out.format == "table":
-            _table(out, shown, now)
+            _table(out, shown)
         else:
-            out.rows(map(row, shown), COLUMNS)
-        _say(out, seen, len(shown), store.url, [f"{s.name} {s.note}" for s in store.strays()])
-    if seen.unreadable:
+            out.rendered(shown, COLUMNS)
+        _say(out, tally, len(shown), store.url, [f"{s.name} {s.note}" for s in store.strays()])
+    if tally.unreadable:
         raise SomeFailed(
-            f"{plural(len(seen.unreadable), 'session')} could not be read: "
-            + ", ".join(f"{s.key} ({s.error})" for s in seen.unreadable[:3])
+            f"{plural(len(tally.unreadable), 'session')} could not be read: "
+            + ", ".join(f"{key} ({why})" for key, why in tally.unreadable[:3])
         )
 
 
@@ -76,30 +84,26 @@ def _limit(out: Output, limit: int | None, all_: bool) -> int | None:
     return limit
 
 
-class _Counter:
-    """Counts what passes by."""
+class _Cells(NamedTuple):
+    """A row of the table, and whether something is wrong with its session."""
 
-    def __init__(self) -> None:
-        self.all = self.kept = self.damaged = 0
-        self.unreadable: list[Summary] = []
-
-    def through(self, summaries: Iterator[Summary], chosen: Filter) -> Iterator[Summary]:
-        """The summaries that are chosen."""
-        for summary in summaries:
-            self.all += 1
-            if summary.error is not None:
-                self.unreadable.append(summary)
-            if chosen.allows(summary):
-                self.kept += 1
-                self.damaged += summary.status == "damaged" and summary.error is None
-                yield summary
+    cells: tuple[str, ...]
+    bad: bool
 
 
-def _table(out: Output, summaries: list[Summary], now: int) -> None:
-    if not summaries:
+def _text(out: Output, summary: Summary) -> str:
+    return out.render(row(summary), COLUMNS)
+
+
+def _cells(now: int, summary: Summary) -> _Cells:
+    return _Cells(cells(summary, now, full_key=True), bool(problems(summary)))
+
+
+def _table(out: Output, rows: list[_Cells]) -> None:
+    if not rows:
         return
-    if not out.is_terminal or len(summaries) > MOST_STYLED:
-        for line in plain_table(HEAD, (cells(s, now, full_key=True) for s in summaries), RIGHT):
+    if not out.is_terminal or len(rows) > MOST_STYLED:
+        for line in plain_table(HEAD, (row.cells for row in rows), RIGHT):
             out.print(line)
         return
     from rich.table import Table
@@ -111,11 +115,9 @@ def _table(out: Output, summaries: list[Summary], now: int) -> None:
     for name in HEAD[2:5]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("NOTE", overflow="ellipsis", no_wrap=True)
-    for summary in summaries:
-        key, status, *rest, note = cells(summary, now, full_key=False)
-        bad = bool(problems(summary))
+    for (key, status, *rest, note), bad in rows:
         table.add_row(
-            Text(key),
+            Text(short_key(key)),
             Text(status, STATUS_STYLES[status]),
             *map(Text, rest),
             Text(note, "yellow" if bad else "dim"),
@@ -123,7 +125,7 @@ def _table(out: Output, summaries: list[Summary], now: int) -> None:
     out.console().print(table)
 
 
-def _say(out: Output, seen: _Counter, shown: int, store: str, strays: list[str]) -> None:
+def _say(out: Output, seen: Tally, shown: int, store: str, strays: list[str]) -> None:
     """The count, and all that is worth a word, on stderr."""
     for stray in strays[:MOST_NOTES]:
         out.note(f"note: {stray}")

@@ -7,8 +7,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec.json import encode
+from msgspec.json import format as format_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +44,12 @@ def safe_line(text: str) -> str:
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """JSON in ASCII: whatever is not plain stands as a ``\\u`` escape, so that no reader obeys it."""
+    try:
+        plain = encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        plain = b"\x7f"
+    if plain.isascii() and b"\x7f" not in plain:
+        return format_json(plain, indent=indent or 0).decode()
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
 
 
@@ -109,39 +118,56 @@ class Output:
 
     def rows(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
         """Rows in any format but ``table``, written as they come."""
-        write: dict[str, Callable[[Iterable[dict[str, Any]], Sequence[str]], None]] = {
-            "json": self._json,
-            "jsonl": self._jsonl,
-            "csv": self._csv,
-            "ids": self._ids,
-        }
-        write[self.format](rows, columns)
+        self.rendered((self.render(row, columns) for row in rows), columns)
 
-    def _json(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
+    def render(self, row: dict[str, Any], columns: Sequence[str]) -> str:
+        """The text of one row in any format but ``table``."""
+        if self.format == "ids":
+            return str(row["key"])
+        if self.format == "csv":
+            return csv_line(_cell(row.get(column)) for column in columns)
+        return to_json(row, indent=2 if self.format == "json" else None)
+
+    def rendered(self, texts: Iterable[str], columns: Sequence[str]) -> None:
+        """Write rows that ``render`` made, as they come."""
+        write = {"json": self._json, "jsonl": self._jsonl, "csv": self._csv, "ids": self._ids}
+        write[self.format](texts, columns)
+
+    def _json(self, texts: Iterable[str], columns: Sequence[str]) -> None:
         empty = True
-        for row in rows:
-            sys.stdout.write(("[\n" if empty else ",\n") + to_json(row, indent=2))
+        for text in texts:
+            sys.stdout.write(("[\n" if empty else ",\n") + text)
             empty = False
         self.print("[]" if empty else "\n]")
 
-    def _jsonl(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
-        for row in rows:
-            self.print(to_json(row))
+    def _jsonl(self, texts: Iterable[str], columns: Sequence[str]) -> None:
+        for text in texts:
+            self.print(text)
 
-    def _csv(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([_cell(row.get(column)) for column in columns])
+    def _csv(self, texts: Iterable[str], columns: Sequence[str]) -> None:
+        self.print(csv_line(columns))
+        self._jsonl(texts, columns)
 
-    def _ids(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
+    def _ids(self, texts: Iterable[str], columns: Sequence[str]) -> None:
         if self.null and not self.is_terminal:
             sys.stdout.flush()
-            for row in rows:
-                sys.stdout.buffer.write(os.fsencode(row["key"]) + b"\0")
+            for text in texts:
+                sys.stdout.buffer.write(os.fsencode(text) + b"\0")
             return
-        for row in rows:
-            sys.stdout.write(safe_line(row["key"]) + ("\0" if self.null else "\n"))
+        for text in texts:
+            sys.stdout.write(safe_line(text) + ("\0" if self.null else "\n"))
+
+
+class _Line:
+    """A file whose ``write`` hands back what it is given."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def csv_line(cells: Iterable[str]) -> str:
+    """A line of CSV without its end."""
+    return str(csv.writer(_Line(), lineterminator="").writerow(cells))
 
 
 def _cell(value: object) -> str:

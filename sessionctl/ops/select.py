@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,6 +16,9 @@ from ..keys import SessionKey, check_lookup, matches, quoted, split_composite
 from ..locks import Holder
 from ..model import KINDS, AgeSource, Finding, Kind, Outline, Record, Ref, Stamp, Status, Stray
 from ..stores.base import Store, Want
+from .parallel import by_parts
+
+T = TypeVar("T")
 
 SHORTEST_START = 4
 """Characters of an id that may stand for the whole."""
@@ -222,35 +226,82 @@ SORTS: dict[str, Any] = {
 _ALPHABETICAL = ("key", "status")
 
 
-def ordered(
-    summaries: Iterable[Summary], by: str = "activity", *, reverse: bool = False, limit: int | None = None
-) -> list[Summary]:
-    """Sort summaries (see SORTS); those without the value come last. ``limit`` bounds the memory, too."""
-    import heapq
+class Tally(msgspec.Struct):
+    """How many sessions a listing saw, how many of them are in it, and which could not be read (key and why)."""
 
+    all: int = 0
+    kept: int = 0
+    damaged: int = 0
+    unreadable: list[tuple[str, str]] = []
+
+    def through(self, summaries: Iterable[Summary], chosen: Filter) -> Iterator[Summary]:
+        """Those that are chosen, while all are counted."""
+        for summary in summaries:
+            self.all += 1
+            if summary.error is not None:
+                self.unreadable.append((summary.key, summary.error))
+            if chosen.allows(summary):
+                self.kept += 1
+                self.damaged += summary.status == "damaged" and summary.error is None
+                yield summary
+
+    def add(self, other: Tally) -> None:
+        self.all += other.all
+        self.kept += other.kept
+        self.damaged += other.damaged
+        self.unreadable += other.unreadable
+
+
+def listing(
+    store: Store,
+    now: int,
+    chosen: Filter,
+    render: Callable[[Summary], T],
+    *,
+    kinds: Iterable[Kind] = KINDS,
+    by: str = "activity",
+    reverse: bool = False,
+    limit: int | None = None,
+) -> tuple[list[T], Tally]:
+    """What ``render`` (pure) makes of each chosen session, sorted (see SORTS), and the tally. ``now`` is in ms.
+
+    Memory follows what is rendered, not the sessions; ``limit`` bounds it.
+    """
+    context = Context.of(store, now)
     value = SORTS[by]
     largest_first = (by not in _ALPHABETICAL) is not reverse
 
-    def known(summary: Summary) -> tuple[Any, ...]:
-        return (value(summary), summary.ref.key, summary.ref.kind)
+    def rank(summary: Summary) -> tuple[Any, ...]:
+        known = value(summary)
+        # Whatever the direction, those without the value come last.
+        return (known is not None) is largest_first, known, summary.key, summary.ref.kind
 
-    some: list[Summary] = []
-    without: list[Summary] = []
+    def look(part: Store) -> Iterator[tuple[Any, T] | Tally]:
+        tally = Tally()
+        summaries = (summarise(part, record, context) for record in part.records(Want.WHOLE, kinds=kinds))
+        ranked = ((rank(summary), summary) for summary in tally.through(summaries, chosen))
+        for place, summary in ranked if limit is None else _sorted(ranked, largest_first, limit):
+            yield place, render(summary)
+        yield tally
 
-    def with_value() -> Iterator[Summary]:
-        for summary in summaries:
-            if value(summary) is not None:
-                yield summary
-            elif limit is None or len(without) < limit:
-                without.append(summary)
+    total = Tally()
 
+    def rows() -> Iterator[tuple[Any, T]]:
+        for found in by_parts(store, look):
+            if isinstance(found, Tally):
+                total.add(found)
+            else:
+                yield found
+
+    return [row for _, row in _sorted(rows(), largest_first, limit)], total
+
+
+def _sorted(ranked: Iterable[tuple[Any, T]], largest_first: bool, limit: int | None) -> list[tuple[Any, T]]:
     if limit is None:
-        some = sorted(with_value(), key=known, reverse=largest_first)
-    else:
-        pick = heapq.nlargest if largest_first else heapq.nsmallest
-        some = pick(limit, with_value(), key=known)
-    without.sort(key=lambda s: s.ref.key)
-    return (some + without)[:limit]
+        return sorted(ranked, key=itemgetter(0), reverse=largest_first)
+    import heapq
+
+    return (heapq.nlargest if largest_first else heapq.nsmallest)(limit, ranked, key=itemgetter(0))
 
 
 def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]:

@@ -84,6 +84,14 @@ class Store(ABC):
         BIG comes as None with no error: read it by ``chunks``. Raises StoreNotFound where there is no store.
         """
 
+    def parts(self, count: int) -> Sequence[Store]:
+        """This store for at most ``count`` processes: ``records`` of each part gives other sessions, all give all.
+
+        Only the store itself where it cannot be shared out or holds too little for that to pay. The processes must be
+        forked from this one.
+        """
+        return [self]
+
     def strays(self) -> Iterator[Stray]:
         """What else lies in the store: temporary files, links, sub-folders."""
         return iter(())
