@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .text import refuse_constant
+from .splice import members
 
 LATEST = 253_402_300_799_999
 """ms: the end of the year 9999, the latest moment that databases and Python both know."""
 
-_decode = json.JSONDecoder(parse_constant=refuse_constant).raw_decode
-_space = re.compile(r"[ \t\n\r]*").match
+_moment = re.compile(r"(?:0|[1-9][0-9]{0,14})\Z").match
 
 
 class Split(NamedTuple):
@@ -39,23 +38,26 @@ def split_document(payload: bytes) -> Split | None:
     """Cut a document in three; None for bytes that are no JSON object with a list of messages."""
     try:
         text = payload.decode()
-        members, end = _members(text)
-        start, stop, messages = members["messages"]
-    except (ValueError, KeyError, RecursionError):
+        found = members(text, 1 if text.startswith("\ufeff") else 0)
+    except ValueError:
         return None
-    if not isinstance(messages, list):
+    spans = {member.key: member.value for member in found}  # of a repeated key, the last one counts
+    if "messages" not in spans or text[found[-1].end :].strip(" \t\n\r") != "}":
         return None
-    time_start, time_stop, time = members.get("updatedAt", (end, end, None))
-    head, tail = text[:start].encode(), text[stop:].encode()
+    start, stop = spans["messages"]
+    if text[start] != "[":
+        return None
+    close = text.rindex("}")
+    time_start, time_stop = spans.get("updatedAt", (close, close))
     before = text[:time_start] if time_start < start else text[:start] + text[stop:time_start]
-    known = isinstance(time, int) and not isinstance(time, bool) and 0 <= time <= LATEST
+    time = text[time_start:time_stop]
     return Split(
-        head,
+        text[:start].encode(),
         text[start:stop],
-        tail,
+        text[stop:].encode(),
         len(before.encode()),
-        len(text[time_start:time_stop].encode()),
-        time if known else None,
+        len(time.encode()),
+        int(time) if _moment(time) and int(time) <= LATEST else None,
     )
 
 
@@ -81,39 +83,3 @@ def bare_frame(key: str, updated_at: int | None) -> tuple[bytes, bytes]:
     """What stands before and after the messages of a document of which nothing else is known."""
     head = f'{{"id":{json.dumps(key)},"messages":'.encode()
     return head, b"}" if updated_at is None else b',"updatedAt":%d}' % updated_at
-
-
-def _members(text: str) -> tuple[dict[str, tuple[int, int, Any]], int]:
-    """The members of a JSON object: start, end and value of each (the last of repeated ones), and where it closes.
-
-    Raises ValueError for any other text.
-    """
-    members: dict[str, tuple[int, int, Any]] = {}
-    at = _token(text, 1 if text.startswith("\ufeff") else 0, "{")
-    while True:
-        key, at = _decode(text, at)
-        if not isinstance(key, str):
-            raise ValueError("a member has no name")
-        start = _token(text, at, ":")
-        value, stop = _decode(text, start)
-        members[key] = (start, stop, value)
-        at = _skip(text, stop)
-        if text[at : at + 1] == "}":
-            break
-        at = _token(text, at, ",")
-    if _skip(text, at + 1) != len(text):
-        raise ValueError("something follows the object")
-    return members, at
-
-
-def _token(text: str, at: int, token: str) -> int:
-    """The place after ``token`` and the white space around it."""
-    at = _skip(text, at)
-    if text[at : at + 1] != token:
-        raise ValueError(f"{token} is missing")
-    return _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _space(text, at)
-    return match.end() if match else at

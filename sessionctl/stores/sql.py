@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..codec.rows import LATEST, bare_frame, split_document, time_growth, with_time
@@ -34,6 +34,7 @@ from ..errors import (
     InvalidKey,
     LockLost,
     SessionChanged,
+    SessionctlError,
     SessionLocked,
     SessionNotFound,
     StoreBusy,
@@ -46,7 +47,7 @@ from ..errors import (
 from ..keys import quoted
 from ..locks import POLL, FileLease, Holder, Lease, held_names
 from ..model import KINDS, Kind, Record, Ref, Stamp
-from .base import BIG, TAIL, Any_, Store, Want
+from .base import ANY, BIG, TAIL, Any_, Put, Store, Want
 from .files import reason
 
 _HINT = "pip install 'sessionctl[sql]'"
@@ -76,6 +77,8 @@ _RUN = 2 * BIG
 """Bytes of payloads held in memory at a time."""
 _PIECE = 1 << 20
 """Bytes: a line longer than this goes on in the next row of ``session_entries``."""
+_GROUP = 100
+"""Sessions written by one transaction of ``put_many``."""
 _TRIES = 5
 """How often a write that met another's insert of the same session is tried again."""
 
@@ -191,8 +194,12 @@ class _Database(ABC):
         """ms since the epoch, None where it is no moment."""
 
     @abstractmethod
-    def write_moment(self, ms: int, type_: Any) -> tuple[Any, Any]:
-        """What to store in ``updated_at``, and what ``mark`` will then give."""
+    def write_moment(self, ms: int) -> Any:
+        """A moment as the parameter ``new_updated_at``."""
+
+    @abstractmethod
+    def moment_values(self, type_: Any) -> dict[str, Expression]:
+        """What ``updated_at`` is set to, and ``payload_updated_at``, which is the mark of that."""
 
     @abstractmethod
     def read_mark(self, value: Any) -> Any:
@@ -373,8 +380,9 @@ class SqlStore(Store):
         """Whether an application has written the row since we did."""
         return bool(self._database.read_mark(row.mark) != row.marked)
 
-    def _frame(self, row: Row, head: bytes, tail: bytes | None) -> tuple[bytes, bytes]:
+    def _frame(self, row: Row, head: bytes | None, tail: bytes | None) -> tuple[bytes, bytes]:
         """The bytes before and after a document's messages."""
+        head = head or b""  # (SQLite's substr makes NULL of nothing)
         if _is_raw(row):
             return head, b""
         updated_at = self._database.read_moment(row.updated_at)
@@ -513,79 +521,145 @@ class SqlStore(Store):
         changed_at: int | None = None,
         ttl_ms: int | None = None,
     ) -> Stamp:
+        item = Put(ref, payload, expect, changed_at, ttl_ms)
+        return self._write(ref, expect, lambda work: self._put(work, [item])[0])
+
+    def put_many(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
+        """Many in one transaction; where one of them fails, each in a transaction of its own."""
+        for start in range(0, len(items), _GROUP):
+            group = items[start : start + _GROUP]
+            try:
+                if len({item.ref for item in group}) < len(group):
+                    raise _Taken
+                for item in group:
+                    self.check_key(item.ref)
+                with self._working() as work:
+                    stamps = self._put(work, group)
+            except (SessionctlError, _Taken):
+                yield from super().put_many(group)
+            else:
+                yield from stamps
+
+    def _put(self, work: _Work, items: Sequence[Put]) -> list[Stamp]:
+        """Write sessions, no two of one name, in few statements."""
         now = _now()
-        changed_at = now if changed_at is None else changed_at
-        expires_at = None if ttl_ms is None else now + ttl_ms
-
-        def write(work: _Work, row: Row | None) -> tuple[object, ...]:
-            put = self._put_document if ref.kind == "document" else _put_log
-            put(work, ref.key, payload, changed_at, expires_at, there=row is not None)
-            return self._stamped(work, ref)
-
-        return Stamp(self._write(ref, expect, write), len(payload), changed_at, "mtime", ttl_ms)
+        versions: dict[Ref, tuple[object, ...]] = {}
+        for kind in KINDS:
+            some = {item.ref.key: item for item in items if item.ref.kind == kind}
+            if not some:
+                continue
+            rows = {row.id: row for row in work.connection.execute(self._found(work, kind, list(some), update=True))}
+            for key, item in some.items():
+                self._guard(item.ref, rows.get(key), item.expect)
+            write = self._write_documents if kind == "document" else _write_logs
+            versions |= write(work, some.values(), now, frozenset(rows))
+        return [
+            Stamp(
+                versions[item.ref],
+                len(item.payload),
+                now if item.changed_at is None else item.changed_at,
+                "mtime",
+                item.ttl_ms,
+            )
+            for item in items
+        ]
 
     def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
         if ref.kind != "log":
             raise UnsupportedKind("only a log is appended to")
-        now = _now()
+        return self._write(ref, expect, lambda work: self._append(work, ref, lines, expect))
 
-        def write(work: _Work, row: Row | None) -> Stamp:
-            before = None if row is None else self._stamp("log", row, now)
-            if before is None:
-                _put_log(work, ref.key, lines, now, None, there=row is not None)
-            else:
-                values = {"size": before.size + len(lines), "changed_at": now}
-                work.connection.execute(_logs.update().where(_logs.c.id == ref.key).values(values))
-                _insert_lines(work, ref.key, before.size, lines)
-            size = len(lines) + (before.size if before else 0)
-            return Stamp(self._stamped(work, ref), size, now, "mtime", before.ttl_ms if before else None)
+    def _append(self, work: _Work, ref: Ref, lines: bytes, expect: Stamp | Any_ | None) -> Stamp:
+        row = self._find(work, ref, expect)
+        now = _now()
+        before = None if row is None else self._stamp("log", row, now)
+        if before is None:
+            written = _write_logs(work, [Put(ref, lines)], now, frozenset([ref.key] if row is not None else ()))
+            return Stamp(written[ref], len(lines), now, "mtime")
+        size = before.size + len(lines)
+        work.connection.execute(_logs.update().where(_logs.c.id == ref.key).values(size=size, changed_at=now))
+        _insert_lines(work, _line_rows(ref.key, before.size, lines))
+        return Stamp((before.version[0], size), size, now, "mtime", before.ttl_ms)
+
+    def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
+        def write(work: _Work) -> Stamp:
+            try:
+                row = self._find(work, ref, expect)
+            except SessionChanged:
+                row = None
+            if row is None:
+                return expect
+            table, column = _TABLES[ref.kind], "changed_at" if ref.kind == "log" else "payload_changed_at"
+            work.connection.execute(table.update().where(table.c.id == ref.key).values({column: changed_at}))
+            return expect._replace(changed_at=changed_at, source="mtime")
 
         return self._write(ref, expect, write)
 
-    def _put_document(
-        self, work: _Work, key: str, payload: bytes, changed_at: int, expires_at: int | None, *, there: bool
-    ) -> None:
+    def _write_documents(
+        self, work: _Work, items: Iterable[Put], now: int, there: frozenset[str]
+    ) -> dict[Ref, tuple[object, ...]]:
         if work.shape.refusal:
             raise WriteFailed(f"cannot write to {self.url}: {work.shape.refusal}")
-        split = split_document(payload)
+        values: dict[str, Expression] = {column.name: sa.bindparam(f"new_{column.name}") for column in _sessions.c}
+        values |= self._database.moment_values(work.shape.types["updated_at"])
+        del values["id"]
+        key: Expression = sa.bindparam("key")
+        rows = [self._document_row(item, now) for item in items]
+        for statement, is_there in (
+            (_sessions.insert().values(id=key, **values), False),
+            (_sessions.update().where(_sessions.c.id == key).values(values), True),
+        ):
+            some = [row for row in rows if (row["key"] in there) is is_there]
+            if some:
+                work.connection.execute(statement, some)
+        written = work.connection.execute(self._found(work, "document", [row["key"] for row in rows]))
+        return {Ref(row.id, "document"): self._document_stamp(row).version for row in written}
+
+    def _document_row(self, item: Put, now: int) -> dict[str, Any]:
+        changed_at = now if item.changed_at is None else item.changed_at
+        split = split_document(item.payload)
         known = split.updated_at if split else None
-        updated_at, mark = self._database.write_moment(
-            min(max(0, changed_at), LATEST) if known is None else known, work.shape.types["updated_at"]
-        )
-        values: dict[str, Any] = {
-            "messages": split.messages if split else None,
-            "updated_at": updated_at,
-            "payload_updated_at": mark,
-            "payload_version": _new_version(),
-            "payload_changed_at": changed_at,
-            "payload_expires_at": expires_at,
-            "payload_head": split.head if split else payload,
-            "payload_tail": split.tail if split else None,
-            "payload_time_at": split.time_at if split else None,
-            "payload_time_length": split.time_length if split else None,
+        updated_at = min(max(0, changed_at), LATEST) if known is None else known
+        return {
+            "key": item.ref.key,
+            "new_messages": split.messages if split else None,
+            "new_updated_at": self._database.write_moment(updated_at),
+            "new_payload_updated_at": updated_at,
+            "new_payload_version": _new_version(),
+            "new_payload_changed_at": changed_at,
+            "new_payload_expires_at": None if item.ttl_ms is None else now + item.ttl_ms,
+            "new_payload_head": split.head if split else item.payload,
+            "new_payload_tail": split.tail if split else None,
+            "new_payload_time_at": split.time_at if split else None,
+            "new_payload_time_length": split.time_length if split else None,
         }
-        if there:
-            work.connection.execute(_sessions.update().where(_sessions.c.id == key).values(values))
-        else:
-            work.connection.execute(_sessions.insert().values(id=key, **values))
 
-    def _stamped(self, work: _Work, ref: Ref) -> tuple[object, ...]:
-        """The version that has just been written."""
-        row = work.connection.execute(self._found(work, ref)).one()
-        return (self._document_stamp(row) if ref.kind == "document" else Stamp((row.version, row.size), 0)).version
+    def _found(self, work: _Work, kind: Kind, keys: Sequence[str], *, update: bool = False) -> sa.Select[Any]:
+        """The rows of these sessions, expired or not; ``update`` keeps them from others until the transaction ends."""
+        table = _TABLES[kind]
+        query = self._headers(kind, work.shape).where(table.c.id.in_(keys))
+        return query.order_by(table.c.id).with_for_update(of=table) if update else query
 
-    def _found(self, work: _Work, ref: Ref) -> sa.Select[Any]:
-        return self._headers(ref.kind, work.shape).where(_TABLES[ref.kind].c.id == ref.key)
+    def _find(self, work: _Work, ref: Ref, expect: Stamp | Any_ | None) -> Row | None:
+        """The row of a session, kept from others. Raises SessionChanged if it is not as expected."""
+        row = work.connection.execute(self._found(work, ref.kind, [ref.key], update=True)).first()
+        self._guard(ref, row, expect)
+        return row
 
-    def _write(self, ref: Ref, expect: Stamp | Any_ | None, write: Callable[[_Work, Row | None], _T]) -> _T:
-        """Carry out ``write`` in a transaction that holds the session's row (None: there is none), as ``expect``ed."""
-        self.check_key(ref)
+    def _guard(self, ref: Ref, row: Row | None, expect: Stamp | Any_ | None) -> None:
+        if isinstance(expect, Any_):
+            return
+        found = None if row is None else self._stamp(ref.kind, row, _now())
+        if (found and found.version) != (expect and expect.version):
+            raise SessionChanged(quoted(ref.key))
+
+    def _write(self, ref: Ref, expect: Stamp | Any_ | None, write: Callable[[_Work], Stamp]) -> Stamp:
+        """Carry out ``write`` in a transaction."""
+        self.check_key(ref)  # before a database is made
         for _ in range(_TRIES):
             try:
                 with self._working() as work:
-                    row = work.connection.execute(self._found(work, ref).with_for_update(of=_TABLES[ref.kind])).first()
-                    self._guard(ref, row, expect)
-                    return write(work, row)
+                    return write(work)
             except _Taken:
                 if expect is None:
                     break
@@ -612,23 +686,17 @@ class SqlStore(Store):
                 if self._stamp(kind, row, now) is None:
                     _delete(work.connection, kind, row.id)
 
-    def _guard(self, ref: Ref, row: Row | None, expect: Stamp | Any_ | None) -> Stamp | None:
-        """The stamp of a row; raises SessionChanged if it is not as expected."""
-        found = None if row is None else self._stamp(ref.kind, row, _now())
-        if not isinstance(expect, Any_) and (found and found.version) != (expect and expect.version):
-            raise SessionChanged(quoted(ref.key))
-        return found
-
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         shape = self._look()
         if not _storable(ref.key) or not shape.has(ref.kind):
             raise SessionNotFound(quoted(ref.key))
         with self._database.writing() as connection:
-            query = self._found(_Work(connection, shape), ref).with_for_update(of=_TABLES[ref.kind])
-            row = connection.execute(query).first()
-            if row is None or self._stamp(ref.kind, row, _now()) is None:
+            row = self._find(_Work(connection, shape), ref, ANY)
+            found = None if row is None else self._stamp(ref.kind, row, _now())
+            if found is None:
                 raise SessionNotFound(quoted(ref.key))
-            self._guard(ref, row, expect)
+            if not isinstance(expect, Any_) and found.version != expect.version:
+                raise SessionChanged(quoted(ref.key))
             _delete(connection, ref.kind, ref.key)
 
     def lock(self, ref: Ref, wait: float) -> Lease:
@@ -652,7 +720,6 @@ class _Taken(Exception):
     """Another program has inserted the same session since we looked for it."""
 
 
-_T = TypeVar("_T")
 _NULL = b"null"
 _HEADER = {
     "version": "version",
@@ -728,29 +795,46 @@ def _runs(page: Iterable[Record], want: Want) -> Iterator[list[Record]]:
         yield run
 
 
-def _put_log(work: _Work, key: str, payload: bytes, changed_at: int, expires_at: int | None, *, there: bool) -> None:
-    values = {
-        "version": _new_version(),
-        "size": len(payload),
-        "changed_at": changed_at,
-        "expires_at": expires_at,
+def _write_logs(work: _Work, items: Iterable[Put], now: int, there: frozenset[str]) -> dict[Ref, tuple[object, ...]]:
+    rows, lines = [], []
+    for item in items:
+        rows.append(
+            {
+                "key": item.ref.key,
+                "new_version": _new_version(),
+                "new_size": len(item.payload),
+                "new_changed_at": now if item.changed_at is None else item.changed_at,
+                "new_expires_at": None if item.ttl_ms is None else now + item.ttl_ms,
+            }
+        )
+        lines += _line_rows(item.ref.key, 0, item.payload)
+    values: dict[str, Expression] = {
+        column.name: sa.bindparam(f"new_{column.name}") for column in _logs.c if column.name != "id"
     }
-    if there:
-        work.connection.execute(_entries.delete().where(_entries.c.session_id == key))
-        work.connection.execute(_logs.update().where(_logs.c.id == key).values(values))
-    else:
-        work.connection.execute(_logs.insert().values(id=key, **values))
-    _insert_lines(work, key, 0, payload)
+    key: Expression = sa.bindparam("key")
+    new = [row for row in rows if row["key"] not in there]
+    old = [row for row in rows if row["key"] in there]
+    if new:
+        work.connection.execute(_logs.insert().values(id=key, **values), new)
+    if old:
+        work.connection.execute(_entries.delete().where(_entries.c.session_id.in_([row["key"] for row in old])))
+        work.connection.execute(_logs.update().where(_logs.c.id == key).values(values), old)
+    _insert_lines(work, lines)
+    return {Ref(str(row["key"]), "log"): (row["new_version"], row["new_size"]) for row in rows}
 
 
-def _insert_lines(work: _Work, key: str, position: int, payload: bytes) -> None:
+def _insert_lines(work: _Work, rows: Sequence[dict[str, Any]]) -> None:
+    for start in range(0, len(rows), _PAGE):
+        work.connection.execute(_entries.insert(), rows[start : start + _PAGE])
+
+
+def _line_rows(key: str, position: int, payload: bytes) -> list[dict[str, Any]]:
     """One row for each line, its newline included, named by the byte at which it begins."""
     rows = []
     for line in _lines(payload):
         rows.append({"session_id": key, "position": position, "line": line})
         position += len(line)
-    for start in range(0, len(rows), _PAGE):
-        work.connection.execute(_entries.insert(), rows[start : start + _PAGE])
+    return rows
 
 
 def _lines(payload: bytes) -> Iterator[bytes]:
@@ -915,9 +999,12 @@ class _Sqlite(_Database):
     def read_mark(self, value: Any) -> int | None:
         return _sqlite_moment(value)
 
-    def write_moment(self, ms: int, type_: Any) -> tuple[Any, Any]:
+    def write_moment(self, ms: int) -> str:
         seconds, rest = divmod(ms, 1000)
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:03d}000", ms
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:03d}000"
+
+    def moment_values(self, type_: Any) -> dict[str, Expression]:
+        return {}  # both are parameters as they are
 
     def text_bytes(self, column: Expression) -> Expression:
         return sa.cast(column, sa.LargeBinary)
@@ -944,7 +1031,7 @@ class _Sqlite(_Database):
 
 
 _SQLITE_ERRORS = {
-    "SQLITE_BUSY": f"another program has locked it for {PATIENCE} s",
+    "SQLITE_BUSY": "another program has locked it",
     "SQLITE_READONLY": "the file or its folder may not be written",
     "SQLITE_CANTOPEN": "it cannot be opened",
     "SQLITE_NOTADB": "it is not an SQLite database",
@@ -1038,7 +1125,7 @@ class _Postgres(_Database):
             state = getattr(cause, "sqlstate", None)
             if state == "23505":
                 raise _Taken from None
-            said = f"another program has locked it for {PATIENCE} s" if state == "55P03" else _one_line(str(cause))
+            said = "another program has locked it" if state == "55P03" else _one_line(str(cause))
             for secret in self._secrets:
                 said = said.replace(str(secret), "***")
             raise kind(f"cannot {action} {self.name}: {said}") from None
@@ -1055,11 +1142,13 @@ class _Postgres(_Database):
     def read_mark(self, value: Any) -> Any:
         return value
 
-    def write_moment(self, ms: int, type_: Any) -> tuple[Any, Any]:
+    def write_moment(self, ms: int) -> datetime:
         seconds, rest = divmod(ms, 1000)
-        moment = sa.literal(datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest * 1000), _AWARE)
-        stored = sa.cast(moment, type_)
-        return stored, self.mark(stored, type_)
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest * 1000)
+
+    def moment_values(self, type_: Any) -> dict[str, Expression]:
+        stored = sa.cast(sa.bindparam("new_updated_at", type_=_AWARE), type_)
+        return {"updated_at": stored, "payload_updated_at": self.mark(stored, type_)}
 
     def text_bytes(self, column: Expression) -> Expression:
         return sa.func.convert_to(sa.cast(column, sa.Text), "UTF8")
@@ -1187,14 +1276,15 @@ def _one_line(text: str) -> str:
 
 def open_sql(url: str) -> SqlStore:
     """``sqlite:///PATH`` (``sqlite:////PATH`` for one from the root) or ``postgresql://USER@HOST/DATABASE``."""
+    if url.startswith("sqlite:"):
+        path = url.removeprefix("sqlite:///")
+        if path in ("", url) or path.startswith((":", "file:")) or "?" in path:
+            raise UnknownStore(f"{quoted(url)} names no database file", hint=_FORMS)
+        return SqlStore(_Sqlite(Path(path).expanduser().resolve()))
     try:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError):
         raise UnknownStore("this is not the URL of a database", hint=_FORMS) from None
-    if parsed.get_backend_name() == "sqlite":
-        if parsed.host or parsed.query or not parsed.database or parsed.database.startswith((":", "file:")):
-            raise UnknownStore(f"{quoted(url)} names no database file", hint=_FORMS)
-        return SqlStore(_Sqlite(Path(parsed.database).expanduser().resolve()))
     try:
         return SqlStore(_Postgres(parsed))
     except ModuleNotFoundError as error:
