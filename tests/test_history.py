@@ -206,7 +206,7 @@ def histories(draw: st.DrawFn) -> list[Step]:
     return steps
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(histories())
 def test_pairing_is_what_the_rules_say(steps: list[Step]) -> None:
     assert Counter((problem.code, problem.call_id) for problem in pair(steps)) == naive_problems(steps)
@@ -232,7 +232,7 @@ def naive_status(steps: Sequence[Step] | None, damaged: bool, approved: set[str]
     return "draft" if steps[-1].role == "user" and not steps[-1].results else "ok"
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(histories(), st.booleans(), st.sets(st.sampled_from([f"c{number}" for number in range(4)])))
 def test_the_status_is_what_the_rules_say(steps: list[Step], damaged: bool, approved: set[str]) -> None:
     damage = (Damage("torn-tail", ""),) if damaged else ()

@@ -114,8 +114,8 @@ def fast_document(payload: bytes, now: int) -> Outline:
         updated_at=document.updatedAt,
         active_at=active,
         newest_message_at=newest or None,
-        provider=document.provider,
-        model=document.model,
+        provider=document.provider or None,
+        model=document.model or None,
         owner=owner or None,
         title=(metadata.title if metadata and metadata.title else title),
     )

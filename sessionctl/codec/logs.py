@@ -188,7 +188,7 @@ def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
         if len(raw) == 2 or role not in PLAIN:
             raise NotPlain
         return PLAIN[role], preview(raw) if role == "user" else None
-    if first != 91:
+    if first != 91 or role not in PLAIN:
         raise NotPlain
     calls: list[Call] = []
     results: list[Result] = []
@@ -210,7 +210,9 @@ def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
             if block.type == "text":
                 if block.text is msgspec.UNSET or memoryview(block.text)[0] != 34 or len(memoryview(block.text)) == 2:
                     raise NotPlain
-                if text is None and role == "user":
+                if role == "user":
+                    if text is not None:
+                        raise NotPlain
                     text = preview(memoryview(block.text))
     if not others and not results:
         raise NotPlain
@@ -245,6 +247,8 @@ class LogReader:
             entry = _decode_entry(raw)
             if not raw.isascii():
                 raw.decode()
+            if has_lone_surrogate(raw):
+                raise NotPlain
             parent = entry.parentId
             if parent is msgspec.UNSET:
                 parent = entry.parent_id

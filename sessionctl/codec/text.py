@@ -13,6 +13,9 @@ OLDEST = 100_000_000_000
 PREVIEW = 120
 """Characters kept of a title made from the first user message."""
 
+_LONGEST_START = 12 * 4 * PREVIEW
+"""Bytes that are sure to hold the characters ``one_line`` looks at: a pair of escapes is 12 bytes long."""
+
 _SURROGATE = re.compile(
     rb"\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
@@ -54,8 +57,8 @@ def one_line(text: str) -> str | None:
 
 def preview(raw: memoryview) -> str | None:
     """The start of a JSON string, decoded; one line."""
-    if len(raw) > 4 * PREVIEW:
-        cut = bytes(raw[1 : 4 * PREVIEW]).decode(errors="ignore")
+    if len(raw) > _LONGEST_START:
+        cut = bytes(raw[1:_LONGEST_START]).decode(errors="ignore")
         text = re.sub(r"(\\u[0-9a-fA-F]{0,3}|\\u[dD][89abAB][0-9a-fA-F]{2}|\\)\Z", "", cut)
         try:
             text = json.loads(f'"{text}"', strict=False)
