@@ -15,7 +15,8 @@ from .. import codec
 from ..durations import ago, iso
 from ..errors import SessionChanged, SessionctlError, SessionLocked, SessionNotFound, SomeFailed, WriteFailed
 from ..model import Record, Ref, Stamp, Stray
-from ..stores.base import LINK, Store, Want
+from ..stores.base import LINK, TAIL, Store, Want
+from .parallel import by_parts
 from .select import Context, Filter, Summary, summarise
 
 MIN_IDLE = 60_000
@@ -65,13 +66,15 @@ def expired(summary: Summary, rules: Rules, now: int) -> str | None:
     return None
 
 
-def surplus(summaries: Iterable[Summary], keep: int) -> set[Ref]:
-    """The sessions beyond the newest ``keep`` of each owner (logs: tenant); those of unknown age do not count."""
+def surplus(sessions: Iterable[tuple[Ref, str | None, int | None]], keep: int) -> set[Ref]:
+    """The sessions beyond the newest ``keep`` of each owner (logs: of each tenant); those of unknown age do not count.
+
+    Of each session its name, its owner and its last activity (ms).
+    """
     groups: dict[tuple[str, str | None], list[tuple[int, Ref]]] = {}
-    for summary in summaries:
-        if summary.last_activity_at is not None:
-            group = (summary.ref.kind, summary.owner or summary.tenant)
-            groups.setdefault(group, []).append((summary.last_activity_at, summary.ref))
+    for ref, owner, at in sessions:
+        if at is not None:
+            groups.setdefault((ref.kind, owner), []).append((at, ref))
     return {ref for group in groups.values() for _, ref in sorted(group, reverse=True)[keep:]}
 
 
@@ -159,62 +162,78 @@ def plan_gc(
 ) -> Plan:
     """Decide what gc removes. Reads no more of a session than is needed to see that it is young; takes no lock."""
     context = Context.of(store, now)
-    actions: list[Action] = []
-    skipped: list[Skip] = []
+
+    def look(part: Store) -> Iterator[_Candidate | Failure | None]:
+        for record in _candidates(part, rules, filter_, now):
+            yield None if record is None else _judged(summarise(part, record, context), context, rules, filter_, guard)
+
+    candidates: list[_Candidate] = []
     unreadable: list[Failure] = []
     scanned = 0
-
-    def candidates() -> Iterator[Summary]:
-        nonlocal scanned
-        if rules.keep_last is not None:
-            everything = []
-            for record in store.records(Want.WHOLE):
-                scanned += 1
-                tick()
-                everything.append(summarise(store, record, context))
-            yield from everything
-            return
-        pending: list[Ref] = []
-        for record in _headers(store, rules):
-            scanned += 1
-            tick()
-            if record.error is None and (
-                (not filter_.allows_key(record.ref) and filter_.by_name_only) or _is_young(record, rules, now)
-            ):
-                continue
-            if record.whole and (record.payload is not None or record.error is not None):
-                yield summarise(store, record, context)
-                continue
-            pending.append(record.ref)
-            if len(pending) >= _BATCH:
-                yield from (summarise(store, r, context) for r in store.records(Want.WHOLE, pending))
-                pending.clear()
-        yield from (summarise(store, r, context) for r in store.records(Want.WHOLE, pending))
-
-    found = candidates()
+    for found in by_parts(store, look):
+        scanned += 1
+        tick()
+        if isinstance(found, Failure):
+            unreadable.append(found)
+        elif found is not None:
+            candidates.append(found)
     extra: set[Ref] = set()
     if rules.keep_last is not None:
-        everything = [s for s in found if filter_.allows(s)]
-        extra = surplus(everything, rules.keep_last)
-        found = iter(everything)
-    for summary in found:
-        if summary.error is not None:
-            unreadable.append(Failure(summary.ref, summary.error))
-            continue
-        if not filter_.allows(summary):
-            continue
-        why = expired(summary, rules, now)
-        if why is None and summary.ref in extra:
-            why = f"not among the newest {rules.keep_last} of its owner"
-        if why is None and summary.outline.absurd_time is None:
-            continue
-        kept = protection(summary, guard, now)
-        if kept is not None:
-            skipped.append(Skip(summary.ref, kept))
-        elif why is not None:
-            actions.append(action_for(summary, why, context))
+        extra = surplus(((c.action.ref, c.owner, c.action.last_activity_at) for c in candidates), rules.keep_last)
+    actions: list[Action] = []
+    skipped: list[Skip] = []
+    for action, kept, _, uncertain in candidates:
+        if not action.reason and action.ref in extra:
+            action = action._replace(reason=f"not among the newest {rules.keep_last} of its owner")
+        if kept is None and action.reason:
+            actions.append(action)
+        elif kept is not None and (action.reason or uncertain):
+            skipped.append(Skip(action.ref, kept))
     actions.sort(key=lambda a: (a.last_activity_at or 0, a.ref))
     return Plan(store.url, now, scanned, tuple(actions[:limit]), tuple(sorted(skipped)), tuple(sorted(unreadable)))
+
+
+class _Candidate(NamedTuple):
+    """A session that may have to go; ``action`` has no reason where no age rule gives one. ``kept``: what protects it."""
+
+    action: Action
+    kept: str | None
+    owner: str | None
+    uncertain: bool
+
+
+def _judged(
+    summary: Summary, context: Context, rules: Rules, filter_: Filter, guard: Protection
+) -> _Candidate | Failure | None:
+    if summary.error is not None:
+        return Failure(summary.ref, summary.error)
+    if not filter_.allows(summary):
+        return None
+    why = expired(summary, rules, context.now)
+    uncertain = summary.outline.absurd_time is not None
+    if why is None and not uncertain and rules.keep_last is None:
+        return None
+    action = action_for(summary, why or "", context)
+    return _Candidate(action, protection(summary, guard, context.now), summary.owner or summary.tenant, uncertain)
+
+
+def _candidates(store: Store, rules: Rules, filter_: Filter, now: int) -> Iterator[Record | None]:
+    """Each session that a rule may mean, whole; None for every other."""
+    by_name_only = filter_.by_name_only
+    pending: list[Ref] = []
+    for record in _headers(store, rules):
+        if record.error is None and (
+            (by_name_only and not filter_.allows_key(record.ref)) or _is_young(record, rules, now)
+        ):
+            yield None
+        elif record.whole and (record.payload is not None or record.error is not None):
+            yield record
+        else:
+            pending.append(record.ref)
+            if len(pending) == _BATCH:
+                yield from store.records(Want.WHOLE, pending)
+                pending.clear()
+    yield from store.records(Want.WHOLE, pending)
 
 
 def _headers(store: Store, rules: Rules) -> Iterator[Record]:
@@ -234,7 +253,7 @@ def _is_young(record: Record, rules: Rules, now: int) -> bool:
         return False
     newest = record.stamp.changed_at
     if record.ref.kind == "document":
-        newest = codec.tail_times(record.payload, now) if record.payload and not record.whole else None
+        newest = codec.tail_times(record.payload[-TAIL:], now) if record.payload else None
     if newest is None or newest > now:
         return False
     spans = [span for span in (rules.older_than, rules.idle) if span is not None]
@@ -367,7 +386,7 @@ def _remove(
 
 def same_version(now: Stamp, planned: Stamp) -> bool:
     """Whether a session is still the version that a plan names; a version may know more than the plan's did."""
-    return now.size == planned.size and now.version[: len(planned.version)] == planned.version
+    return now.version[: len(planned.version)] == planned.version
 
 
 def archive_copy(archive: Store, record: Record) -> None:

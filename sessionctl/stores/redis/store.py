@@ -64,11 +64,15 @@ CHECKPOINTS_FRESH = 1.0
 
 _RESERVED = (LOCKS, STORE_LOCKS, CHECKPOINTS, PENDING, b"sessionctl-new:")
 _TYPES: dict[Kind, str] = {"document": "string", "log": "list"}
+_UNKNOWN = -1
 _ITEM = 1024  # a guess at the bytes of a list's item, to bound a batch before anything is read
 
 
 class _Size(NamedTuple):
-    """What is known of a session before its payload is read. ``size`` is in bytes (documents) or items (logs)."""
+    """What is known of a session before its payload is read. ``size`` is in bytes (documents) or items (logs).
+
+    It is _UNKNOWN for a log that must not even be looked at.
+    """
 
     size: int
     changed_at: int | None
@@ -105,6 +109,7 @@ class RedisStore(Store):
         self.url = str(address)
         self._address = address
         self._part = part
+        self._looks_free: bool | None = None
         self._servers = Servers(address)
         self._prefixes: dict[Kind, bytes] = {"document": address.documents.encode(), "log": address.logs.encode()}
         self._checkpoints: tuple[float, dict[str, list[tuple[bytes, tuple[str, ...]]]]] = (float("-inf"), {})
@@ -214,7 +219,7 @@ class RedisStore(Store):
         for _ in range(3):  # a key that changes its type meanwhile is judged again
             sizes: dict[Ref, _Size] = {}
             again: list[Ref] = []
-            for ref, size in self._sizes(left):
+            for ref, size in self._sizes(left, want):
                 if isinstance(size, Record):
                     yield size
                 elif size is None:
@@ -227,14 +232,21 @@ class RedisStore(Store):
                 return
             left = yield from self._of_other_type(again)
 
-    def _sizes(self, refs: Sequence[Ref]) -> Iterator[tuple[Ref, _Size | Record | None]]:
+    def _may_look(self) -> bool:
+        """Whether asking for a log's length does not count as use of it (as on old servers it does)."""
+        if self._looks_free is None:
+            self._looks_free = not self.reading_counts_as_use
+        return self._looks_free
+
+    def _sizes(self, refs: Sequence[Ref], want: Want) -> Iterator[tuple[Ref, _Size | Record | None]]:
         """Size, age and TTL of each; None for a key of another type, nothing for one that is gone."""
         logs = [ref for ref in refs if ref.kind == "log"]
         asked: list[tuple[bytes, Command]] = [(self._key(ref), _CLOCK) for ref in logs[:1]]
+        look = "LLEN" if want is not Want.NAMES or (logs and self._may_look()) else "TYPE"
         for ref in refs:
             key = self._key(ref)
             if ref.kind == "log":  # idle time first: on old servers the other questions reset it
-                asked += ((key, ("OBJECT", "IDLETIME", key)), (key, ("LLEN", key)), (key, ("PTTL", key)))
+                asked += ((key, ("OBJECT", "IDLETIME", key)), (key, (look, key)), (key, ("PTTL", key)))
             else:
                 asked += ((key, ("STRLEN", key)), (key, ("PTTL", key)))
         with told(self._address):
@@ -244,11 +256,13 @@ class RedisStore(Store):
             idle = next(answers) if ref.kind == "log" else None
             size, left = next(answers), next(answers)
             bad = size if isinstance(size, Exception) else left
-            if _is_wrong_type(bad):
+            if _is_wrong_type(bad) or (isinstance(size, bytes) and size not in (b"list", b"none")):
                 yield ref, None
             elif isinstance(bad, Exception):
                 yield ref, Record(ref, Stamp((), 0), error=self._unreadable(bad))
             elif left != -2 and (size or ref.kind == "document"):
+                if isinstance(size, bytes):  # TYPE's answer
+                    size = _UNKNOWN
                 age = clock - idle * 1000 if isinstance(idle, int) else None
                 yield ref, _Size(size, age, "none" if age is None else "idle", None if left < 0 else left)
 
@@ -741,7 +755,9 @@ class _Read(NamedTuple):
 
 def _version(kind: Kind, read: _Read) -> tuple[object, ...]:
     """As much of the version as what was read can tell; what knows less is the front part of what knows more."""
-    version: tuple[object, ...] = (_TYPES[kind], read.length)
+    version: tuple[object, ...] = (_TYPES[kind],)
+    if read.length != _UNKNOWN:
+        version += (read.length,)
     if read.end is not None:
         version += (_digest(read.end),)
         if read.payload is not None:
@@ -764,12 +780,12 @@ def _dumped(done: Sequence[Answer] | None) -> bytes:
 
 def _reading(key: bytes, ref: Ref, size: int, want: Want) -> Command | None:
     """The command that reads as much as is wanted; None where nothing is to be read in one go."""
-    if want is Want.NAMES:
-        return None
     if ref.kind == "document":
-        if want is Want.TAIL and size > TAIL:
+        if want is not Want.WHOLE:  # for NAMES too: the version is to tell a rewritten document of the same size
             return ("GETRANGE", key, -TAIL, -1)
         return ("GET", key) if size <= BIG else None
+    if want is Want.NAMES:
+        return None
     if want is Want.TAIL:
         return ("LRANGE", key, -16, -1)
     return ("LRANGE", key, 0, -1) if size <= MANY else None
@@ -791,6 +807,8 @@ def _record(ref: Ref, size: _Size, answer: Answer, want: Want) -> Record:
     if ref.kind == "document":
         whole = size.size <= TAIL
         read = _read(ref, answer) if whole else _Read(size.size, answer)
+        if want is Want.NAMES:
+            return Record(ref, _stamp(ref, size, read))
         return Record(ref, _stamp(ref, size, read), answer, whole=whole)
     read = _read(ref, answer)
     assert read.payload is not None
