@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str] = {
     "list": "list",
     "show": "show",
+    "tail": "tail",
     "gc": "gc",
     "delete": "delete",
     "migrate": "migrate",

@@ -58,7 +58,7 @@ def message_objects(session: Session, summary: Summary, last: int | None, tree: 
     found = []
     for index, message in enumerate(session.messages):
         found.append(
-            _object(
+            message_object(
                 message,
                 [
                     (index, c.id) not in open_calls and (c.well_formed or c.result is not None or c.id in answered)
@@ -69,11 +69,11 @@ def message_objects(session: Session, summary: Summary, last: int | None, tree: 
     if last is not None:
         found = found[len(found) - min(last, len(found)) :]
     if tree or summary.outline.steps is None:
-        found.extend(_object(m, [c.result is not None for c in m.tool_calls]) for m in session.others)
+        found.extend(message_object(m, [c.result is not None for c in m.tool_calls]) for m in session.others)
     return found
 
 
-def _object(message: Message, resolved: list[bool]) -> dict[str, Any]:
+def message_object(message: Message, resolved: list[bool]) -> dict[str, Any]:
     results = [{"call_id": r.call_id, "text": r.text, "is_error": r.is_error} for r in message.tool_results]
     return {
         "id": message.id,
@@ -90,7 +90,7 @@ def _object(message: Message, resolved: list[bool]) -> dict[str, Any]:
     }
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """A line of the transcript: its indent, its text, how it is styled."""
 
     indent: int
@@ -116,48 +116,48 @@ def transcript(
         console.print(Padding(text, (0, 0, 0, line.indent)) if line.indent else text)
 
 
-def _lines(session: Session, summary: Summary, last: int | None, full: bool, tree: bool, now: int) -> Iterator[_Line]:
+def _lines(session: Session, summary: Summary, last: int | None, full: bool, tree: bool, now: int) -> Iterator[Line]:
     yield from _head(summary, now)
     messages = session.messages
     folded = fold(messages)
     start = 0 if last is None else max(0, len(messages) - last)
     if start:
-        yield _Line(0, f"… {plural(start, 'message')} before", "dim")
+        yield Line(0, f"… {plural(start, 'message')} before", "dim")
     for index in range(start, len(messages)):
         yield from _message(index, messages[index], folded, full)
     others = session.others
     if not others:
         return
     if tree or summary.outline.steps is None:
-        yield _Line(0, "")
+        yield Line(0, "")
         said = "not part of the history" if summary.outline.steps is not None else "no history can be told"
-        yield _Line(0, f"── {plural(len(others), 'message')}, {said} ──", "magenta")
+        yield Line(0, f"── {plural(len(others), 'message')}, {said} ──", "magenta")
         beside = fold(others)
         seen: set[int] = set()
         for index, message in enumerate(others):
             if message.branch not in seen:
                 seen.add(message.branch)
-                yield _Line(0, "")
-                yield _Line(0, f"branch {message.branch}", "magenta")
+                yield Line(0, "")
+                yield Line(0, f"branch {message.branch}", "magenta")
             for line in _message(index, message, beside, full):
                 yield line._replace(indent=line.indent + 2)
     else:
-        yield _Line(0, "")
-        yield _Line(0, f"{plural(len(others), 'more message')} outside the history (--tree)", "dim")
+        yield Line(0, "")
+        yield Line(0, f"{plural(len(others), 'more message')} outside the history (--tree)", "dim")
 
 
-def _head(summary: Summary, now: int) -> Iterator[_Line]:
+def _head(summary: Summary, now: int) -> Iterator[Line]:
     outline = summary.outline
     facts: list[str] = [summary.ref.kind, summary.status]
     if summary.messages is not None:
         facts.append(plural(summary.messages, "message"))
     facts += [size(summary.stamp.size), f"{age(summary, now)} old" if summary.last_activity_at else "age unknown"]
     facts += [v for v in (outline.provider, outline.model) if v]
-    yield _Line(0, safe_line(summary.ref.key), "bold")
-    yield _Line(2, safe_line(" · ".join(facts)), STATUS_STYLES[summary.status])
+    yield Line(0, safe_line(summary.ref.key), "bold")
+    yield Line(2, safe_line(" · ".join(facts)), STATUS_STYLES[summary.status])
     wrong = problems(summary)
     if wrong:
-        yield _Line(2, f"! {wrong}", "yellow")
+        yield Line(2, f"! {wrong}", "yellow")
 
 
 def _is_folded(message: Message, loose: list[ToolResult]) -> bool:
@@ -166,59 +166,87 @@ def _is_folded(message: Message, loose: list[ToolResult]) -> bool:
     return bool(message.tool_results) and not loose and not speaks and not message.tool_calls
 
 
-def _message(index: int, message: Message, folded: Folded, full: bool) -> Iterator[_Line]:
+def _message(index: int, message: Message, folded: Folded, full: bool) -> Iterator[Line]:
     loose = folded.loose.get(index, [])
     if _is_folded(message, loose):
         return
-    yield _Line(0, "")
-    at = iso(message.at)
-    time = f"  {at[:10]} {at[11:19]}" if at else ""
-    yield _Line(0, f"{safe_line(message.role) or '(no role)'}{time}", ROLE_STYLES.get(message.role, "bold"))
+    yield Line(0, "")
+    yield Line(0, *_speaker(message))
     if message.reasoning and full:
         yield from _text(message.reasoning, 2, "dim italic", TEXT_LINES, full)
     if message.text and not (message.role == "tool" and loose):
         yield from _text(message.text, 2, "", TEXT_LINES, full)
     elif not message.tool_calls and not loose and not message.tool_results:
-        yield _Line(2, "(empty)", "dim")
+        yield Line(2, "(empty)", "dim")
     for place, call in enumerate(message.tool_calls):
         yield from _call(call, folded.answers.get((index, place), []), full)
     for result in loose:
-        yield _Line(2, f"⚠ {safe_line(result.call_id) or '(no id)'}: result without a call", "bold red")
+        yield Line(2, f"⚠ {safe_line(result.call_id) or '(no id)'}: result without a call", "bold red")
         yield from _text(result.text, 4, "red", RESULT_LINES, full)
 
 
-def _call(call: ToolCall, answers: list[ToolResult], full: bool) -> Iterator[_Line]:
+def standalone(message: Message, full: bool) -> Iterator[Line]:
+    """One message by itself, its results not folded into their calls: for following."""
+    yield Line(0, *_speaker(message))
+    if message.reasoning and full:
+        yield from _text(message.reasoning, 2, "dim italic", TEXT_LINES, full)
+    speaks = bool(message.text) and not (message.role == "tool" and message.tool_results)
+    if speaks:
+        yield from _text(message.text, 2, "", TEXT_LINES, full)
+    for call in message.tool_calls:
+        yield from _called(call, full)
+        if call.result is not None:
+            yield from _text(call.result or "(empty)", 4, "dim", RESULT_LINES, full)
+    for result in message.tool_results:
+        yield Line(2, f"← {safe_line(result.call_id) or '(no id)'}", "red" if result.is_error else "blue")
+        yield from _text(result.text or "(empty)", 4, "red" if result.is_error else "dim", RESULT_LINES, full)
+    if not speaks and not message.tool_calls and not message.tool_results:
+        yield Line(2, "(empty)", "dim")
+
+
+def _speaker(message: Message) -> tuple[str, str]:
+    """Role and time, and their style."""
+    at = iso(message.at)
+    time = f"  {at[:10]} {at[11:19]}" if at else ""
+    return f"{safe_line(message.role) or '(no role)'}{time}", ROLE_STYLES.get(message.role, "bold")
+
+
+def _called(call: ToolCall, full: bool) -> Iterator[Line]:
     arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
     shown = safe_line(arguments)
     if not full and len(shown) > 200:
         shown = f"{shown[:200]}… ({size(len(arguments))})"
-    yield _Line(2, f"→ {safe_line(call.name) or '(no name)'} {shown}", "blue")
+    yield Line(2, f"→ {safe_line(call.name) or '(no name)'} {shown}", "blue")
     if not call.well_formed:
-        yield _Line(4, "⚠ malformed call", "bold red")
+        yield Line(4, "⚠ malformed call", "bold red")
+
+
+def _call(call: ToolCall, answers: list[ToolResult], full: bool) -> Iterator[Line]:
+    yield from _called(call, full)
     if call.result is not None:
         yield from _text(call.result or "(empty)", 4, "dim", RESULT_LINES, full)
     elif not answers:
-        yield _Line(4, f"✗ no result ({safe_line(call.id) or 'no id'})", "bold yellow")
+        yield Line(4, f"✗ no result ({safe_line(call.id) or 'no id'})", "bold yellow")
     for number, answer in enumerate(answers):
         if call.result is not None or number:
-            yield _Line(4, "⚠ another result", "bold red")
+            yield Line(4, "⚠ another result", "bold red")
         yield from _text(answer.text or "(empty)", 4, "red" if answer.is_error else "dim", RESULT_LINES, full)
 
 
-def _text(text: str, indent: int, style: str, most: int, full: bool) -> Iterator[_Line]:
+def _text(text: str, indent: int, style: str, most: int, full: bool) -> Iterator[Line]:
     """A text, made safe and cut to ``most`` lines, with how much more there is."""
     if full:
         for line in safe(text).split("\n"):
-            yield _Line(indent, line, style)
+            yield Line(indent, line, style)
         return
     budget = most * LINE_LENGTH
     lines = text[:budget].split("\n")
     kept = [line[:LINE_LENGTH] for line in lines[:most]]
     for line in kept:
-        yield _Line(indent, safe(line), style)
+        yield Line(indent, safe(line), style)
     left = len(text) - sum(map(len, kept)) - (len(kept) - 1)
     if left > 0:
-        yield _Line(indent, f"… {size(left)} more (--full)", "dim")
+        yield Line(indent, f"… {size(left)} more (--full)", "dim")
 
 
 def markdown(session: Session, summary: Summary, last: int | None) -> str:

@@ -38,7 +38,7 @@ LINK: Final = "is a link"
 """The note of a stray that is a symbolic link; ``remove_stray`` removes the link, never what it points to."""
 
 TAIL = 2048
-"""Bytes of a payload's end that ``Want.TAIL`` gives."""
+"""Bytes of a payload's end that ``Want.TAIL`` gives; a store gives the whole where that costs no more."""
 
 BIG = 4 << 20
 """Bytes above which ``records`` leaves a payload to ``chunks``, so that memory stays bounded."""
@@ -103,6 +103,10 @@ class Store(ABC):
     @abstractmethod
     def chunks(self, ref: Ref) -> Iterator[bytes]:
         """The whole payload piece by piece. Raises SessionNotFound, or StoreError when it cannot be read."""
+
+    def rest(self, ref: Ref, start: int) -> bytes:
+        """The payload's bytes from ``start`` on, none where it is shorter. Raises as ``chunks`` does."""
+        return b"".join(self.chunks(ref))[start:]
 
     def get(self, ref: Ref, want: Want = Want.WHOLE) -> Record:
         """One session, whole whatever its size. Raises SessionNotFound, or StoreError when it cannot be read."""

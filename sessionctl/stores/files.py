@@ -57,12 +57,13 @@ def directory(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(descriptor)
 
 
-def chunks_at(folder: int, name: str) -> Iterator[bytes]:
-    """A file's bytes piece by piece. Raises OSError."""
+def chunks_at(folder: int, name: str, start: int = 0) -> Iterator[bytes]:
+    """A file's bytes from ``start`` on, piece by piece. Raises OSError."""
     descriptor = os.open(name, READ, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
+        os.lseek(descriptor, start, os.SEEK_SET)
         while chunk := os.read(descriptor, _CHUNK):
             yield chunk
     finally:
@@ -81,12 +82,19 @@ def temporary_name(name: str) -> str:
 
 
 def replace_at(
-    folder: int, name: str, payload: bytes, expect: Stamp | None, *, check: bool, changed_at: int | None
+    folder: int,
+    name: str,
+    payload: bytes,
+    expect: Stamp | None,
+    *,
+    check: bool,
+    changed_at: int | None,
+    mode: int = 0o600,
 ) -> Stamp:
     """Write a whole file through a temporary one in the same folder: old or new, never a part.
 
     With ``check`` the file must still be ``expect`` (None: not exist) right before the rename. Mode and owner of a file
-    that is replaced are kept, a new one is 0600. Raises SessionChanged, WriteFailed; the temporary file is gone then.
+    that is replaced are kept, a new one has ``mode``. Raises SessionChanged, WriteFailed; the temporary file is gone then.
     """
     temporary = temporary_name(name)
     try:
@@ -101,7 +109,7 @@ def replace_at(
         raise SessionChanged(repr(name))
     try:
         descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder
         )
     except OSError as error:
         raise WriteFailed(f"cannot write {name!r}: {reason(error)}") from error

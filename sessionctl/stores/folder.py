@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _TEMPORARY = re.compile(r"(?P<name>.+)(?P<suffix>\.jsonl?)\.tmp\.\d+(\.[^.]*)?\Z", re.DOTALL)
 SHARED_FROM = 2000
 """Files in a folder from which on several processes read it faster than one."""
+READ_AHEAD = 64 << 10
+"""Bytes of a file that are read as fast as its end alone, since the system fetches as many anyway."""
 _HASHED_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp\.\d+\.[0-9a-f]{8}\Z")
 
 
@@ -141,7 +143,7 @@ class FolderStore(Store):
             for entry in entries:
                 if parts > 1 and hash(entry.name) % parts != part:
                     continue
-                ref = _ref_of(entry.name)
+                ref = ref_of(entry.name)
                 if ref is not None and entry.is_file(follow_symlinks=False):
                     yield entry.name, ref
 
@@ -170,7 +172,7 @@ class FolderStore(Store):
         with self._scan() as entries:
             for entry in entries:
                 name = entry.name
-                ref = _ref_of(name)
+                ref = ref_of(name)
                 if ref is not None:
                     if ref.kind in self.kinds and not entry.is_file(follow_symlinks=False):
                         yield Stray(name, _what(entry), ref)
@@ -190,6 +192,14 @@ class FolderStore(Store):
         folder = self._folder()
         try:
             yield from chunks_at(folder, name)
+        except FileNotFoundError:
+            raise SessionNotFound(quoted(ref.key)) from None
+        except OSError as error:
+            raise StoreError(f"cannot read {quoted(ref.key)}: {reason(error)}") from error
+
+    def rest(self, ref: Ref, start: int) -> bytes:
+        try:
+            return b"".join(chunks_at(self._folder(), self._name(ref), start))
         except FileNotFoundError:
             raise SessionNotFound(quoted(ref.key)) from None
         except OSError as error:
@@ -326,7 +336,7 @@ def _what(entry: os.DirEntry[str]) -> str:
     return "is a folder" if entry.is_dir(follow_symlinks=False) else "is not a regular file"
 
 
-def _ref_of(name: str) -> Ref | None:
+def ref_of(name: str) -> Ref | None:
     """The session that a file's name stands for."""
     if name.endswith(".json") and name != ".json":
         return Ref(name[:-5], "document")
@@ -372,7 +382,7 @@ def _load(folder: int, name: str, ref: Ref, want: Want) -> Record | None:
             return Record(ref, stamp)
         if not stat.S_ISREG(status.st_mode):
             return Record(ref, stamp, error="is not a regular file")
-        if want is Want.TAIL and size > TAIL:
+        if want is Want.TAIL and size > READ_AHEAD:
             return Record(ref, stamp, os.pread(descriptor, TAIL, size - TAIL), whole=False)
         if size > BIG:
             return Record(ref, stamp)
