@@ -106,20 +106,16 @@ def cut_cycle(payload: bytes, outline: Outline) -> bytes | None:
     return None
 
 
-def drop_repeats(payload: bytes, outline: Outline) -> tuple[bytes, tuple[bytes, ...]]:
-    """A log without the entries that repeat an earlier one byte for byte, and these."""
+def drop_repeats(payload: bytes, outline: Outline, *, keep_last: bool = False) -> tuple[bytes, tuple[bytes, ...]]:
+    """A log without the entries that repeat another one byte for byte, and these; the first stays, or the last."""
     lines = _lines(payload, outline)
-    first: dict[str, str] = {}
-    kept: list[str] = []
-    removed: list[bytes] = []
-    for entry, line in zip(outline.entries, lines, strict=True):
-        if first.setdefault(entry.id, line) is line:
-            kept.append(line)
-        elif first[entry.id] == line:
-            removed.append(line.encode())
-        else:
-            kept.append(line)
-    return _joined(kept), tuple(removed)
+    numbers = range(len(lines))
+    kept: dict[tuple[str, str], int] = {}
+    for number in reversed(numbers) if keep_last else numbers:
+        kept.setdefault((outline.entries[number].id, lines[number]), number)
+    staying = set(kept.values())
+    removed = tuple(lines[n].encode() for n in numbers if n not in staying)
+    return _joined([lines[n] for n in numbers if n in staying]), removed
 
 
 def _lines(payload: bytes, outline: Outline) -> list[str]:
@@ -192,6 +188,7 @@ def _document(payload: bytes, layout: Layout, now: int, new_id: NewId) -> bytes:
     assert list_ is not None
     spans = items(text, list_.value.start)
     order: list[int | str] = []
+    updated = _time_at(text, "updatedAt", 0, now)
     before: int | None = None
     for item in layout.order:
         if isinstance(item, int):
@@ -199,7 +196,9 @@ def _document(payload: bytes, layout: Layout, now: int, new_id: NewId) -> bytes:
             before = item
             continue
         message = item.message if isinstance(item, Fresh) else {"role": "user", "content": []}
-        at = _time_for(text, None if before is None else spans[before].start, now)
+        # The time of the message before it, else ``updatedAt``: a repair makes no session younger.
+        at = None if before is None else _time_at(text, "timestamp", spans[before].start, now)
+        at = updated if at is None else at
         whole = {"id": new_id(), **message, **({} if at is None else {"timestamp": at})}
         made = dumps(whole, style, 2)
         if isinstance(item, Part):
@@ -214,15 +213,11 @@ def _document(payload: bytes, layout: Layout, now: int, new_id: NewId) -> bytes:
     return apply(text, [rearrange(text, list_.value.start, order, style, 1)]).encode()
 
 
-def _time_for(text: str, before: int | None, now: int) -> int | None:
-    """A time for a new message that makes no document younger: that of the message before it, else ``updatedAt``."""
-    places = [] if before is None else [member(text, "timestamp", before)]
-    for place in (*places, member(text, "updatedAt")):
-        if place is not None:
-            at = loads(text[place.value.start : place.value.end])
-            if isinstance(at, int) and OLDEST <= at <= now:
-                return at
-    return None
+def _time_at(text: str, key: str, at: int, now: int) -> int | None:
+    """A plausible time in ms that the object at ``at`` holds under ``key``."""
+    place = member(text, key, at)
+    value = None if place is None else loads(text[place.value.start : place.value.end])
+    return value if isinstance(value, int) and OLDEST <= value <= now else None
 
 
 # --- the tree of a log ------------------------------------------------------------------------------------------------

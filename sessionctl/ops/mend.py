@@ -64,7 +64,8 @@ _PAIRING = frozenset(
     {"unresolved-tool-call", "orphan-tool-result", "late-tool-result", "duplicate-tool-result"},
 )
 _ROUNDS = 5
-"""How often pairing is planned anew: a result that takes the place of a made-up one is moved in a second round."""
+"""How often the history is looked at anew: a result that takes the place of a made-up one is moved in a second round,
+and what is taken out may leave an unanswered message at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +185,11 @@ class _Plan:
     def repair(self) -> Repair:
         if self.awaits():
             return self.refused("awaits approval")
-        for stage in (_clean, _cut_cycle, _drop_repeats, _drop_drafts, _truncate):
+        for stage in (_clean, _cut_cycle):
             self.take(stage(self))
         for _ in range(_ROUNDS):
-            if not self.take(_pair(self)):
+            taken = [self.take(stage(self)) for stage in _HISTORY]
+            if not any(taken):
                 break
         if self.awaits():
             return self.refused("awaits approval")
@@ -293,14 +295,19 @@ def _cut_cycle(plan: _Plan) -> _Change | None:
     return _Change(after, frozenset({"parent-cycle"}), said=(f"line {damage.line}: the entry has no parent any more",))
 
 
-def _drop_repeats(plan: _Plan) -> _Change | None:
+def _drop_repeats(plan: _Plan, *, keep_last: bool = False) -> _Change | None:
     view = plan.view
     repeats = any(n.code == "duplicate-entry" for n in view.outline.notes)
     if not repeats or view.outline.damage or not plan.options.wants("duplicate-entry"):
         return None
-    after, removed = drop_repeats(view.payload, view.outline)
+    after, removed = drop_repeats(view.payload, view.outline, keep_last=keep_last)
     said = (f"took out {len(removed)} repeated entries",)
     return _Change(after, frozenset({"duplicate-entry"}), removed=removed, said=said)
+
+
+def _drop_earlier_repeats(plan: _Plan) -> _Change | None:
+    """Where the history hangs on the last of several copies, that one stays."""
+    return _drop_repeats(plan, keep_last=True)
 
 
 def _drop_drafts(plan: _Plan) -> _Change | None:
@@ -494,3 +501,7 @@ def _ids(calls: object) -> set[object]:
         if isinstance(calls, list)
         else set()
     )
+
+
+_HISTORY = (_drop_repeats, _drop_earlier_repeats, _drop_drafts, _truncate, _pair)
+"""The stages that work on the history, in their order."""

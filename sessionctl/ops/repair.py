@@ -33,6 +33,9 @@ NO_EXPIRY = "no expiry"
 _DIFF_LIMIT = 4000
 """Lines up to which a diff is looked for thoroughly; beyond that the time would grow with their square."""
 
+_RUN, _AHEAD = 3, 100
+"""Beyond it: how many lines must agree, and how far ahead they are looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -410,19 +413,44 @@ def _moved(header: str, by: int) -> str:
 
 
 def _rough_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    """What goes and what comes, in order; a line that only moves shows as both."""
+    """What goes and what comes, in order, found by looking a little ahead; a line that moves far shows as both."""
     going, coming = Counter(old), Counter(new)
     i = j = 0
-    while i < len(old) or j < len(new):
-        if i < len(old) and j < len(new) and old[i] == new[j]:
+
+    def goes(number: int) -> Iterator[str]:
+        nonlocal i
+        for line in old[i : i + number]:
+            going[line] -= 1
+            yield f"-{line}"
+        i += number
+
+    def comes(number: int) -> Iterator[str]:
+        nonlocal j
+        for line in new[j : j + number]:
+            coming[line] -= 1
+            yield f"+{line}"
+        j += number
+
+    while i < len(old) and j < len(new):
+        if old[i] == new[j]:
             going[old[i]] -= 1
             coming[new[j]] -= 1
             i, j = i + 1, j + 1
-        elif i < len(old) and (j == len(new) or coming[old[i]] <= 0 or going[new[j]] > 0):
-            going[old[i]] -= 1
-            yield f"-{old[i]}"
-            i += 1
+        elif ahead := _ahead(new, j, old[i : i + _RUN]):
+            yield from comes(ahead)
+        elif ahead := _ahead(old, i, new[j : j + _RUN]):
+            yield from goes(ahead)
+        elif coming[old[i]] <= 0 or going[new[j]] > 0:
+            yield from goes(1)
         else:
-            coming[new[j]] -= 1
-            yield f"+{new[j]}"
-            j += 1
+            yield from comes(1)
+    yield from goes(len(old) - i)
+    yield from comes(len(new) - j)
+
+
+def _ahead(lines: Sequence[str], at: int, run: Sequence[str]) -> int:
+    """How far after ``at`` a run of lines stands, 0 if it is not near."""
+    for place in range(at + 1, min(at + _AHEAD, len(lines))):
+        if lines[place] == run[0] and lines[place : place + len(run)] == run:
+            return place - at
+    return 0
