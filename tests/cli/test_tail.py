@@ -6,16 +6,19 @@ import json
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from servers import Server
 from terminal import COMMAND, DOCUMENTS, LOGS, Terminal, environment, run
 
 
@@ -315,3 +318,49 @@ def test_ten_thousand_sessions_are_followed_for_next_to_nothing(many: Path, poll
                 log.write(entry("e2"))
             assert follow.wait_for("text-e2") < 0.7
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 400_000
+
+
+def test_a_redis_server_is_followed_and_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path / "one")
+    try:
+        server.client().rpush("session-log:talk", entry("e1").strip())
+        with Follow("-s", server.url(), "-o", "jsonl") as follow:
+            follow.wait_for("text-e1")
+            server.client().rpush("session-log:talk", entry("e2").strip())
+            assert follow.wait_for("text-e2") < 1
+            server.client().set("seepient:session:d", document("m1"))
+            follow.wait_for("text-m1")
+            server.client().set("seepient:session:d", document("m1", "m2"))
+            follow.wait_for("text-m2")
+            server.stop()
+            follow.wait_for("trying again", "stderr")
+            server = Server(tmp_path / "two", port=server.port)
+            server.client().rpush("session-log:talk", entry("e1").strip(), entry("e2").strip(), entry("e3").strip())
+            follow.wait_for("answers again", "stderr")
+            follow.wait_for("text-e3")
+            assert follow.stop() == 130
+            ids = [json.loads(line)["id"] for line in follow.heard["stdout"].splitlines()]
+            assert ids == ["e1", "e2", "m1", "m2", "e3"]
+            assert "Traceback" not in follow.heard["stderr"]
+            assert follow.heard["stderr"].count("trying again") == 1
+    finally:
+        server.stop()
+
+
+def test_a_database_is_followed(tmp_path: Path) -> None:
+    database = tmp_path / "sessions.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("create table sessions (id text primary key, messages text, updated_at timestamp)")
+        connection.commit()
+    with Follow("-s", f"sqlite:///{database}", "-o", "jsonl") as follow:
+        time.sleep(1)
+        for messages in (("m1",), ("m1", "m2")):
+            with closing(sqlite3.connect(database)) as connection:
+                connection.execute(
+                    "insert or replace into sessions values ('d', ?, ?)",
+                    (json.dumps(json.loads(document(*messages))["messages"]), f"2026-09-21 14:13:2{len(messages)}"),
+                )
+                connection.commit()
+            follow.wait_for(f"text-{messages[-1]}")
+        assert follow.stop() == 130
+        assert len(follow.heard["stdout"].splitlines()) == 2
