@@ -37,7 +37,7 @@ from .errors import (
     UsageError,
 )
 from .history import damage_place, judge
-from .keys import SessionKey, check_lookup, quoted
+from .keys import SessionKey, check_lookup, file_name, quoted
 from .locks import POLL, Lease
 from .model import Outline, Ref, Stamp
 from .stores import open_store
@@ -590,8 +590,8 @@ def session_id_for(
     """The key of the session that a request belongs to: ``tenant:environment:agent:raw`` (FORMATS.md section 2).
 
     ``raw`` is what the agent's own function ``session_id`` makes of the body, else the client's ``sessionId``, else a
-    fresh UUID. Raises InvalidKey, also when that function finds no id (None) or ``sessionId`` is not a text. A function
-    can keep customers' names out of file names and keys::
+    fresh UUID. Raises InvalidKey: that function found none (None), it is not a text, or no store could hold it. Such a
+    function can keep customers' names out of file names and keys::
 
         session_id_for(body, agent="support", session_id=lambda b: sha256(b["customer"].encode()).hexdigest())
     """
@@ -606,4 +606,6 @@ def session_id_for(
             raw = str(uuid4())
     if not isinstance(raw, str):
         raise InvalidKey(f"it is {type(raw).__name__}, not a text")
-    return str(SessionKey.build(check_lookup(raw), agent, tenant, environment))
+    key = str(SessionKey.build(check_lookup(raw), agent, tenant, environment))
+    file_name(key, "log")
+    return key

@@ -152,9 +152,10 @@ class FileLease(Lease):
                 self._make_folder()
                 self._file.acquire(timeout=max(0.0, deadline - time.monotonic()))
                 return
-            except FileNotFoundError:
-                # Whoever released the last lock has just removed the empty folder for locks: make it again.
-                if not folder.is_dir():
+            except (FileNotFoundError, FileExistsError):
+                # Whoever releases the last lock removes the empty folder for locks, at any moment: make it again.
+                locks = self._lock_path.parent
+                if not folder.is_dir() or (locks.exists() and not locks.is_dir()):
                     raise
 
     def _give_up(self) -> None:

@@ -33,16 +33,21 @@ from sessionctl.errors import (
     SessionChanged,
     SessionDamaged,
     SessionLocked,
+    SessionNotFound,
     StoreError,
+    StoreNotFound,
     UnsupportedKind,
     UsageError,
 )
 from sessionctl.keys import SessionKey
 from sessionctl.locks import IN_PROCESS
 from sessionctl.model import Ref
+from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, Store
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
+
+from .servers import Server, server
 
 KEY = "acme:production:support:42"
 REF = Ref(KEY, "log")
@@ -53,16 +58,21 @@ def say(text: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": text}
 
 
-@pytest.fixture(params=["folder", "memory", "sqlite"])
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(params=["folder", "memory", "sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "folder":
-        opened: Store = FolderStore(tmp_path / "sessions", ("log",))
-    elif request.param == "memory":
-        opened = MemoryStore()
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_server").url(f"/0?logs=t{uuid.uuid4().hex}:")
     else:
-        sql = pytest.importorskip("sessionctl.stores.sql")
-        opened = sql.open_sql(f"sqlite:///{tmp_path}/s.db")
-    with opened:
+        url = {"folder": f"logs:{tmp_path}/logs", "memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/s.db"}[
+            request.param
+        ]
+    with open_store(url) as opened:
         yield opened
 
 
@@ -111,7 +121,7 @@ def test_a_turn_appends_what_it_added_in_order_and_chained(talks: Conversations,
         turn.append(say("one"), say("two", "assistant"))
         turn.append(say("three"))
         assert [m["content"] for m in turn.history] == ["one", "two", "three"]
-        assert store.stamp(REF) is None  # not before the end
+        assert talks.history(KEY) == []  # not before the end
     with talks.session(KEY) as turn:
         assert turn.history == [say("one"), say("two", "assistant"), say("three")]
         turn.append(say("four"))
@@ -137,7 +147,9 @@ def test_nothing_is_appended_when_the_block_raises(talks: Conversations, store: 
 def test_a_turn_that_adds_nothing_writes_nothing(talks: Conversations, store: Store) -> None:
     with talks.session(KEY):
         pass
-    assert store.stamp(REF) is None
+    assert talks.history(KEY) == [] and talks.resume(KEY) == ([], None, False)
+    with pytest.raises((SessionNotFound, StoreNotFound)):
+        store.get(REF)
 
 
 def test_the_lock_is_held_during_the_turn_and_history_needs_none(talks: Conversations) -> None:
@@ -218,6 +230,16 @@ def test_a_lost_lock_is_loud_and_nothing_is_appended_under_it(folder: Path) -> N
     assert talks.history(KEY) == []
 
 
+def test_a_lost_lock_in_redis_is_loud_too(redis_server: Server) -> None:
+    with open_store(redis_server.url("/1")) as store:
+        talks = Conversations(store)
+        with pytest.raises(LockLost), talks.session(KEY) as turn:
+            turn.append(say("mine"))
+            redis_server.client(db=1).set(f"session-lock:{KEY}", "somebody else's")
+        assert talks.history(KEY) == []
+        assert redis_server.client(db=1).get(f"session-lock:{KEY}") == b"somebody else's"
+
+
 def test_a_session_key_may_name_the_session(talks: Conversations) -> None:
     with talks.session(SessionKey("acme", "production", "support", "42")) as turn:
         turn.append(say("hi"))
@@ -264,14 +286,15 @@ def test_a_log_of_the_python_writer_keeps_its_spelling(folder: Path) -> None:
     assert first["parent_id"] == "e1" and second["parent_id"] == first["id"]
 
 
-def test_a_missing_final_newline_is_added_and_nothing_is_glued(folder: Path) -> None:
+def test_a_missing_final_newline_is_added_and_nothing_is_glued(talks: Conversations, store: Store) -> None:
     before = b'{"id":"e1","parentId":null,"message":{"role":"user","content":"a"}}'
-    talks = on_disk(folder, before)
+    store.put(REF, before, expect=None)
     with talks.session(KEY) as turn:
         turn.append(say("b"), say("c"))
-    raw = (folder / f"{KEY}.jsonl").read_bytes()
+    raw = store.get(REF).payload
+    assert raw is not None
     assert raw.startswith(before + b"\n{") and raw.endswith(b"}\n") and b"\n\n" not in raw
-    assert talks.history(KEY) == [say("a"), say("b"), say("c")]
+    assert talks.history(KEY) == [say("a"), say("b"), say("c")] and is_linear(entries(store))
 
 
 def test_the_first_new_entry_follows_the_leaf(folder: Path) -> None:
@@ -430,7 +453,6 @@ def test_the_names_of_loopengine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_redis_is_picked_by_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sessionctl.stores.redis")
     monkeypatch.setenv("REDIS_URL", "redis://localhost:1/0")
     talks = create_session_store()
     assert talks.store.url.startswith("redis://")
@@ -629,6 +651,18 @@ def test_a_normal_exit_loses_nothing(tmp_path: Path, ending: str) -> None:
             ]
 
 
+def test_a_normal_exit_loses_nothing_in_redis(redis_server: Server) -> None:
+    url = redis_server.url("/2")
+    program = (
+        "from sessionctl import Conversations, open_store\n"
+        f"talks = Conversations(open_store('{url}'), debounce=60)\n"
+        "talks.append('k', {'role': 'user', 'content': 'a'})\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    with open_store(url) as store:
+        assert Conversations(store).history("k") == [say("a")]
+
+
 def test_an_error_at_exit_is_shown(tmp_path: Path) -> None:
     (tmp_path / "k.jsonl").write_bytes(b"nonsense\n")
     program = (
@@ -675,7 +709,7 @@ def test_the_key_of_a_request() -> None:
         session_id_for({"sessionId": "theirs"}, agent="x", session_id=customer)
 
 
-@pytest.mark.parametrize("bad", ["", 7, [], "../x", "/etc/x", "a\nb"])
+@pytest.mark.parametrize("bad", ["", 7, [], "../x", "/etc/x", "a\nb", "a\0b", "x" * 300])
 def test_a_session_id_that_cannot_be_one_is_a_validation_error(bad: Any) -> None:
     with pytest.raises(InvalidKey):
         session_id_for({"sessionId": bad}, agent="x")
@@ -694,9 +728,9 @@ FULL = bool(os.environ.get("SESSIONCTL_TEST_FULL"))
 PROCESSES, THREADS, TURNS, KEYS = (8, 8, 1000, 20) if FULL else (3, 4, 60, 4)
 
 
-def _work(open_store: Callable[[], Store], process: int, marks: str) -> None:
+def _work(url: str, process: int, marks: str) -> None:
     """TURNS turns from THREADS threads, each two messages; a mark shows that a turn was alone on its key."""
-    talks = Conversations(open_store(), lock_wait=300)
+    talks = Conversations(open_store(url), lock_wait=300)
 
     def run(thread: int) -> None:
         for number in range(thread, TURNS, THREADS):
@@ -713,16 +747,16 @@ def _work(open_store: Callable[[], Store], process: int, marks: str) -> None:
             result.result()
 
 
-def prove_exclusion(open_store: Callable[[], Store], marks: Path) -> None:
+def prove_exclusion(url: str, marks: Path) -> None:
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_work, args=(open_store, n, str(marks))) for n in range(PROCESSES)]
+    workers = [context.Process(target=_work, args=(url, n, str(marks))) for n in range(PROCESSES)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0] * PROCESSES
     texts: list[str] = []
-    with open_store() as store:
+    with open_store(url) as store:
         for n in range(KEYS):
             found = entries(store, f"k{n}")
             assert is_linear(found)
@@ -735,5 +769,15 @@ def prove_exclusion(open_store: Callable[[], Store], marks: Path) -> None:
 def test_turns_of_many_processes_and_threads_never_overlap_in_a_folder(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
-    prove_exclusion(lambda: FolderStore(tmp_path / "logs", ("log",)), marks)
+    prove_exclusion(f"logs:{tmp_path}/logs", marks)
     assert not (tmp_path / "logs" / ".sessionctl").exists()
+
+
+def test_turns_of_many_processes_and_threads_never_overlap_in_redis(tmp_path: Path, redis_server: Server) -> None:
+    prove_exclusion(redis_server.url("/0?logs=many:"), tmp_path)
+
+
+def test_turns_of_many_processes_and_threads_never_overlap_in_sqlite(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    prove_exclusion(f"sqlite:///{tmp_path}/s.db", marks)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -34,25 +35,33 @@ from sessionctl.persistence import (
     merge,
     register_backend,
 )
+from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, Store
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
+
+from .servers import Server, server
 
 NOW = 1_796_000_000_000
 FIXTURES = Path(__file__).parent / "data" / "fixtures"
 HELLO = {"id": "m1", "role": "user", "content": "hello", "timestamp": NOW}
 
 
-@pytest.fixture(params=["folder", "memory", "sqlite"])
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(params=["folder", "memory", "sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "folder":
-        opened: Store = FolderStore(tmp_path / "sessions", ("document",))
-    elif request.param == "memory":
-        opened = MemoryStore()
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_server").url(f"/0?documents=t{uuid.uuid4().hex}:")
     else:
-        sql = pytest.importorskip("sessionctl.stores.sql")
-        opened = sql.open_sql(f"sqlite:///{tmp_path}/s.db")
-    with opened:
+        url = {"folder": f"documents:{tmp_path}/s", "memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/s.db"}[
+            request.param
+        ]
+    with open_store(url) as opened:
         yield opened
 
 
@@ -417,8 +426,20 @@ def test_the_built_in_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert one.list() == ["s1"] and two.list() == []
 
 
+def test_redis_keeps_a_session_for_a_day_from_each_save(redis_server: Server) -> None:
+    backend = create_persistence_backend({"type": "redis", "url": redis_server.url("/1")})
+    client = redis_server.client(db=1)
+    backend.save("s1", {"messages": []})
+    client.expire("seepient:session:s1", 10)
+    backend.save("s1", {"messages": [HELLO]})
+    assert client.ttl("seepient:session:s1") in (86_399, 86_400) and backend.list() == ["s1"]
+    create_persistence_backend({"type": "redis", "url": redis_server.url("/1"), "ttl": None}).save(
+        "s2", {"messages": []}
+    )
+    assert client.ttl("seepient:session:s2") == -1
+
+
 def test_sql_is_a_backend_too(tmp_path: Path) -> None:
-    pytest.importorskip("sessionctl.stores.sql")
     backend = create_persistence_backend({"type": "sql", "url": f"sqlite:///{tmp_path}/s.db"})
     backend.save("s1", {"messages": [HELLO]})
     found = backend.load("s1")

@@ -76,7 +76,7 @@ def test_a_float_survives(number: float) -> None:
 
 @given(anything)
 def test_any_value_survives(value: Any) -> None:
-    # A whole number from 2**53 on is written with the digits that tell it apart, as JavaScript does: read it as a float.
+    # A whole number from 2**53 on is written with the digits that tell it from others, not all: read it as a float.
     assert json.loads(js_dumps(value), parse_int=float) == value
     assert js_dumps(spelled_loads(js_dumps(value))) == js_dumps(value)
 
