@@ -80,8 +80,8 @@ def server() -> Server:
                 if (site / name).is_dir():
                     shutil.copytree(site / name, folder / "programs" / name)
             programs = folder / "programs" / package / "pginstall" / "bin"
-        for path in (folder, secret):
-            os.chown(path, user, -1)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, user, -1, follow_symlinks=False)
     run = functools.partial(subprocess.Popen, cwd=folder, user=user, extra_groups=None if user is None else [])
     data = folder / "data"
     made = run(
