@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -19,6 +20,10 @@ AT_A_TERMINAL = 50
 MOST_STYLED = 2000
 """Rows that are worth colours; more are written plainly, which is much faster."""
 MOST_NOTES = 5
+GAP = 2
+"""Cells between two columns at a terminal."""
+MIN_KEY, MIN_NOTE = 12, 16
+"""Cells that a key and a note keep as long as there is room."""
 HEAD = ("KEY", "STATUS", "MSGS", "AGE", "SIZE", "NOTE")
 RIGHT = (2, 3, 4)
 
@@ -109,20 +114,30 @@ def _table(out: Output, rows: list[_Cells]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = out.console()
+    shown = [_Cells((short_key(key), *rest), bad) for (key, *rest), bad in rows]
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    table.add_column("KEY", overflow="ellipsis", no_wrap=True, ratio=None, min_width=12)
-    table.add_column("STATUS", no_wrap=True)
-    for name in HEAD[2:5]:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("NOTE", overflow="ellipsis", no_wrap=True)
-    for (key, status, *rest, note), bad in rows:
-        table.add_row(
-            Text(short_key(key)),
-            Text(status, STATUS_STYLES[status]),
-            *map(Text, rest),
-            Text(note, "yellow" if bad else "dim"),
-        )
-    out.console().print(table)
+    widths = _widths([HEAD, *(row.cells for row in shown)], console.width)
+    for index, (name, width) in enumerate(zip(HEAD, widths, strict=False)):
+        justify: Literal["left", "right"] = "right" if index in RIGHT else "left"
+        table.add_column(name, width=width, justify=justify, overflow="ellipsis", no_wrap=True)
+    for (key, status, *rest, note), bad in shown:
+        styled = [Text(key), Text(status, STATUS_STYLES[status]), *map(Text, rest)]
+        table.add_row(*[*styled, Text(note, "yellow" if bad else "dim")][: len(widths)])
+    console.print(table)
+
+
+def _widths(rows: Iterable[Sequence[str]], space: int) -> list[int]:
+    """How wide each column is. Only key and note give way: the note first, down to nothing, then the key."""
+    from rich.cells import cell_len
+
+    key, *fixed, note = (max(map(cell_len, column)) for column in zip(*rows, strict=True))
+    left = space - sum(fixed) - GAP * len(fixed)
+    key = max(MIN_KEY, min(key, left - GAP - min(note, MIN_NOTE)))
+    room = left - GAP - key
+    if room < len(HEAD[-1]):
+        return [max(1, min(key, left)), *fixed]
+    return [key, *fixed, min(note, room)]
 
 
 def _say(out: Output, seen: Tally, shown: int, store: str, strays: list[str]) -> None:
