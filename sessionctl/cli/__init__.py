@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "delete": "delete",
     "migrate": "migrate",
     "repair": "repair",
+    "stats": "stats",
     "stores": "stores",
 }
 """Command to the module of this package that holds it."""
@@ -120,9 +121,10 @@ def call(arguments: Sequence[str] | None = None) -> int:
     # Nearly nothing here forms cycles: looking for them among many rows costs a fifth of the time and finds none.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    from .output import LACKING
+
     for stream in (sys.stdout, sys.stderr):
-        # What the terminal's encoding lacks is escaped; output never fails for it.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        stream.reconfigure(errors=LACKING)  # type: ignore[union-attr]
     try:
         result = typer.main.get_command(app).main(list(arguments), prog_name="sessionctl", standalone_mode=False)
         return result if isinstance(result, int) else 0
