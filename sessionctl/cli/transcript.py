@@ -105,7 +105,7 @@ def transcript(
     lines = _lines(session, summary, last, full, tree, now)
     if not out.is_terminal:
         for line in lines:
-            out.print(" " * line.indent + line.text)
+            out.print(" " * line.indent + line.text if line.text else "")
         return
     from rich.padding import Padding
     from rich.text import Text
@@ -120,7 +120,7 @@ def _lines(session: Session, summary: Summary, last: int | None, full: bool, tre
     yield from _head(summary, now)
     messages = session.messages
     folded = fold(messages)
-    start = 0 if last is None else max(0, len(messages) - last)
+    start = _start(messages, folded, last)
     if start:
         yield Line(0, f"… {plural(start, 'message')} before", "dim")
     for index in range(start, len(messages)):
@@ -158,6 +158,14 @@ def _head(summary: Summary, now: int) -> Iterator[Line]:
     wrong = problems(summary)
     if wrong:
         yield Line(2, f"! {wrong}", "yellow")
+
+
+def _start(messages: tuple[Message, ...], folded: Folded, last: int | None) -> int:
+    """Where the last so many messages begin; results are shown with their calls, and so begin where those stand."""
+    start = 0 if last is None else max(0, len(messages) - last)
+    while 0 < start < len(messages) and _is_folded(messages[start], folded.loose.get(start, [])):
+        start -= 1
+    return start
 
 
 def _is_folded(message: Message, loose: list[ToolResult]) -> bool:
@@ -254,7 +262,7 @@ def markdown(session: Session, summary: Summary, last: int | None) -> str:
     messages = session.messages
     folded = fold(messages)
     parts = [f"# {summary.ref.key}", f"{summary.ref.kind}, {summary.status}"]
-    for index in range(0 if last is None else max(0, len(messages) - last), len(messages)):
+    for index in range(_start(messages, folded, last), len(messages)):
         message = messages[index]
         loose = folded.loose.get(index, [])
         if _is_folded(message, loose):
