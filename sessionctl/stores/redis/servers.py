@@ -54,6 +54,7 @@ class Link:
         self._connection: Any = self._pool.get_connection()
         self._connection.update_current_socket_timeout(ANSWER_TIMEOUT)
         self._watching = False
+        self._in_transaction = False
 
     def talk(self, commands: Sequence[Command]) -> list[Answer]:
         """Send all, then read all answers; an error that the server answers is a value among them."""
@@ -81,14 +82,19 @@ class Link:
         return answers
 
     def watch(self, key: bytes, *commands: Command) -> list[Answer]:
-        """Watch a key until ``transact``, and ask more at once; gives the answers to that."""
+        """Watch a key until ``transact``, and ask more at once; gives the answers to that, errors among them."""
         self._watching = True
-        return self.ask(("WATCH", key), *commands)[1:]
+        watched, *answers = self.talk([("WATCH", key), *commands])
+        if isinstance(watched, Exception):
+            raise watched
+        return answers
 
     def transact(self, commands: Sequence[Command]) -> list[Answer] | None:
         """MULTI, the commands, EXEC. None when a watched key changed; raises the first error, before or in EXEC."""
-        answers = self.talk(transaction(commands))
-        self._watching = False
+        self._in_transaction = True
+        self.ask(("MULTI",))  # apart: were it refused, what follows would be carried out at once
+        answers = self.talk([*commands, ("EXEC",)])
+        self._watching = self._in_transaction = False
         done = outcome(answers)
         if isinstance(done, Exception):
             raise done
@@ -97,17 +103,14 @@ class Link:
     def give_back(self) -> None:
         """Return the connection to the pool, watching nothing."""
         try:
-            if self._watching:
+            if self._in_transaction:
+                self._connection.disconnect()
+            elif self._watching:
                 self.talk([("UNWATCH",)])
         except LOST:
             pass
         finally:
             self._pool.release(self._connection)
-
-
-def transaction(commands: Sequence[Command]) -> list[Command]:
-    """The commands between MULTI and EXEC."""
-    return [("MULTI",), *commands, ("EXEC",)]
 
 
 def outcome(answers: Sequence[Answer]) -> list[Answer] | Exception | None:
@@ -205,8 +208,11 @@ class Servers:
         return answers
 
     def transactions(self, blocks: Sequence[tuple[bytes, Sequence[Command]]]) -> list[list[Answer] | Exception | None]:
-        """Carry out each block, whose commands name keys of one slot, as a transaction of its own; ``once``."""
-        wrapped = [(key, transaction(commands)) for key, commands in blocks]
+        """Carry out each block, whose commands name keys of one slot, as a transaction of its own; ``once``.
+
+        Only for what does no harm where MULTI is refused.
+        """
+        wrapped = [(key, [("MULTI",), *commands, ("EXEC",)]) for key, commands in blocks]
         answers = iter(self.once([(key, command) for key, commands in wrapped for command in commands]))
         return [outcome(list(islice(answers, len(commands)))) for _, commands in wrapped]
 

@@ -667,10 +667,10 @@ class RedisStore(Store):
                 written.append(item)
         logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
         if logs:
-            clock = self._clock_at(self._key(logs[0].ref))
             dumps = self._servers.transactions(
                 [self._dumping(self._key(item.ref), split(item.payload, item.ref)) for item in logs]
             )
+            clock = self._clock_at(self._key(logs[0].ref))
             for item, done in zip(logs, dumps, strict=True):
                 if isinstance(done, list) and item.changed_at is not None:
                     key = self._key(item.ref)
@@ -859,8 +859,8 @@ def _restore(key: bytes, dump: bytes, idle: int, ttl_ms: int | None, *more: str)
 
 
 def _idle(clock: int, changed_at: int) -> int:
-    """Idle time (s) of what was last used at ``changed_at`` (ms)."""
-    return min(max(0, clock // 1000 - round(changed_at / 1000)), LONGEST_IDLE)
+    """Idle time (s) of what was last used at ``changed_at`` (ms), rounded up: until it is set, the clock may go on."""
+    return min(max(0, clock // 1000 - changed_at // 1000), LONGEST_IDLE)
 
 
 def _lock_key(ref: Ref) -> bytes:
@@ -880,26 +880,24 @@ def _other_type(ref: Ref, type_: str) -> str:
 
 def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
     """Watch a key and see what is there. Raises StoreError for a key of another type."""
-    (answer,) = link.watch(key, ("TYPE", key))
-    type_ = answer.decode()
-    if type_ == "none":
+    first = 0 if whole else -1
+    read = ("LRANGE", key, first, -1) if ref.kind == "log" else ("GET", key) if whole else ("STRLEN", key)
+    type_, found = link.watch(key, ("TYPE", key), read)
+    if isinstance(type_, Exception):
+        raise type_
+    if type_ == b"none":
         return _Seen(False)
-    if type_ != _TYPES[ref.kind]:
-        raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_)}")
-    if ref.kind == "document":
-        if not whole:
-            return _Seen(True)
-        (payload,) = link.ask(("GET", key))
-        if payload is None:
-            return _Seen(False)
-        return _Seen(True, _version("document", _Read(len(payload), payload[-TAIL:], payload)), payload)
-    (items,) = link.ask(("LRANGE", key, 0 if whole else -1, -1))
-    if not items:
-        return _Seen(False)
+    if type_.decode() != _TYPES[ref.kind]:
+        raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_.decode())}")
+    if isinstance(found, Exception):
+        raise found
+    if found is None or found == []:
+        return _Seen(False)  # expired between the two
     if not whole:
-        return _Seen(True, last=items[-1])
-    payload = join(items)
-    return _Seen(True, _version("log", _Read(len(items), items[-1], payload)), payload, items[-1])
+        return _Seen(True, last=found[-1] if ref.kind == "log" else None)
+    answer = _read(ref, found)
+    last = found[-1] if ref.kind == "log" else None
+    return _Seen(True, _version(ref.kind, answer), answer.payload, last)
 
 
 def _compare(ref: Ref, expect: Stamp | Any_ | None, seen: _Seen) -> None:

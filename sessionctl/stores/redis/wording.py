@@ -31,7 +31,12 @@ def of_server(error: BaseException) -> str:
     return visible(str(error) or type(error).__name__)
 
 
-def missing_right(error: failed.NoPermissionError) -> str | None:
+def not_allowed(error: BaseException) -> bool:
+    """Whether a right is missing; EXEC tells it in words of its own."""
+    return isinstance(error, failed.NoPermissionError) or "NOPERM" in str(error)
+
+
+def missing_right(error: BaseException) -> str | None:
     """The command that the user may not run, None where it is a key that the user may not touch."""
     match = _COMMAND.search(str(error))
     return match[1].replace("|", " ").upper() if match else None
@@ -41,7 +46,7 @@ def explain(error: BaseException, address: Address) -> StoreError:
     """``error`` of the Redis client as a StoreError (exit code 7)."""
     at = f"Redis at {address.servers}"
     match error:
-        case failed.NoPermissionError():
+        case failed.NoPermissionError() | failed.ExecAbortError() if not_allowed(error):
             command = missing_right(error)
             said = f"may not run {command}" if command else "has no right to a key that is needed"
             allow = f"+{command.lower().replace(' ', '|')}" if command else "~PATTERN"
