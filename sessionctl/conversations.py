@@ -328,10 +328,16 @@ class Conversations:
         )
 
     def _interrupted_calls(self, ref: Ref, found: Outline) -> tuple[str, ...]:
+        """The calls without a result that a session was interrupted at; none where it was not."""
         verdict = judge(found)
         if verdict.status == "interrupted":
             verdict = judge(found, approvals(self.store.checkpoints()).get(ref.key, ()))
-        return verdict.unresolved if verdict.status == "interrupted" else ()
+        if verdict.status != "interrupted":
+            return ()
+        # Calls left open further up are not answered at the end: model APIs refuse a result that is out of its place.
+        open_calls = [problem for problem in verdict.problems if problem.code == "unresolved-tool-call"]
+        newest = max(problem.step for problem in open_calls)
+        return tuple(problem.call_id for problem in open_calls if problem.step == newest)
 
     def _write(self, ref: Ref, log: _Log, messages: Sequence[str]) -> None:
         """Append messages, given as JSON text, as a chain of new entries, to exactly the version that was read."""

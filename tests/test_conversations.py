@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +46,7 @@ from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
 
 from .servers import Server, server
+from .workers import run_all, take_turns
 
 KEY = "acme:production:support:42"
 REF = Ref(KEY, "log")
@@ -56,6 +55,10 @@ FIXTURES = Path(__file__).parent / "data" / "fixtures"
 
 def say(text: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": text}
+
+
+def call(call_id: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": "x", "input": {}}
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +379,7 @@ def test_a_continuation_that_is_appended_makes_the_session_whole(folder: Path) -
 
 
 def test_only_the_calls_without_a_result_are_answered(folder: Path) -> None:
-    use = [{"type": "tool_use", "id": i, "name": "x", "input": {}} for i in ("t1", "t2")]
+    use = [call("t1"), call("t2")]
     done = [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}]
     lines = [
         {"id": "a", "parentId": None, "message": {"role": "assistant", "content": use}},
@@ -386,6 +389,17 @@ def test_only_the_calls_without_a_result_are_answered(folder: Path) -> None:
     resumed = talks.resume(KEY)
     assert resumed.resumed_after_interruption
     assert [b.get("tool_use_id") for b in resumed.messages[-1]["content"]] == ["t2", None]
+
+
+def test_a_call_left_open_further_up_is_not_answered_at_the_end(folder: Path) -> None:
+    lines = [
+        {"id": "a", "parentId": None, "message": {"role": "assistant", "content": [call("old")]}},
+        {"id": "b", "parentId": "a", "message": say("never mind")},
+        {"id": "c", "parentId": "b", "message": {"role": "assistant", "content": [call("new")]}},
+    ]
+    talks = on_disk(folder, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    result, _ = talks.resume(KEY).messages[-1]["content"]
+    assert result["tool_use_id"] == "new"
 
 
 def test_a_turn_that_awaits_approval_was_not_interrupted(tmp_path: Path) -> None:
@@ -728,33 +742,8 @@ FULL = bool(os.environ.get("SESSIONCTL_TEST_FULL"))
 PROCESSES, THREADS, TURNS, KEYS = (8, 8, 1000, 20) if FULL else (3, 4, 60, 4)
 
 
-def _work(url: str, process: int, marks: str) -> None:
-    """TURNS turns from THREADS threads, each two messages; a mark shows that a turn was alone on its key."""
-    talks = Conversations(open_store(url), lock_wait=300)
-
-    def run(thread: int) -> None:
-        for number in range(thread, TURNS, THREADS):
-            key = f"k{(number + process) % KEYS}"
-            mark = f"{marks}/{key}"
-            with talks.session(key) as turn:
-                descriptor = os.open(mark, os.O_CREAT | os.O_EXCL)  # fails where two turns overlap
-                turn.append(say(f"{process}/{number}"), say(f"{process}/{number}!", "assistant"))
-                os.close(descriptor)
-                os.unlink(mark)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        for result in [pool.submit(run, thread) for thread in range(THREADS)]:
-            result.result()
-
-
 def prove_exclusion(url: str, marks: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_work, args=(url, n, str(marks))) for n in range(PROCESSES)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0] * PROCESSES
+    run_all(take_turns, [(url, n, THREADS, TURNS, KEYS, str(marks)) for n in range(PROCESSES)])
     texts: list[str] = []
     with open_store(url) as store:
         for n in range(KEYS):

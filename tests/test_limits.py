@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,8 @@ from sessionctl.persistence import PersistenceBackend, StoreBackend
 from sessionctl.stores.base import ANY
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
+
+from .workers import create_sessions, run_all
 
 NOW = 1_796_000_000_000
 MINUTE = 60_000
@@ -273,23 +274,8 @@ def test_the_cap_holds_when_many_are_made_at_once(manager: SessionManager) -> No
     assert made.count(True) == 5 and len(manager.backend.list()) == 5
 
 
-def _create(path: str) -> None:
-    manager = SessionManager(StoreBackend(FolderStore(path, ("document",))))
-    for _ in range(4):
-        try:
-            manager.create(ANN)
-        except TooManySessions:
-            return
-
-
 def test_the_cap_holds_across_processes(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_create, args=(str(tmp_path),)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0] * 4
+    run_all(create_sessions, [(str(tmp_path), ANN, 4)] * 3)
     assert len(list(tmp_path.glob("*.json"))) == 5
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 import threading
 import uuid
@@ -41,6 +40,7 @@ from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
 
 from .servers import Server, server
+from .workers import run_all, save_often
 
 NOW = 1_796_000_000_000
 FIXTURES = Path(__file__).parent / "data" / "fixtures"
@@ -343,24 +343,18 @@ def test_a_writer_without_the_lock_is_merged_with_not_overwritten() -> None:
         backend.save("s1", {"model": "m"})
 
 
-def _saver(path: str, field: str) -> None:
-    backend = StoreBackend(FolderStore(path, ("document",)))
-    for number in range(25):
-        backend.save("s1", {field: number})
-
-
-def test_saves_of_many_processes_lose_nothing(tmp_path: Path) -> None:
+def test_saves_of_many_processes_and_threads_lose_nothing(tmp_path: Path) -> None:
     backend = StoreBackend(FolderStore(tmp_path, ("document",)))
     backend.save("s1", {"messages": []})
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_saver, args=(str(tmp_path), f"f{n}")) for n in range(4)]
-    threads = [threading.Thread(target=_saver, args=(str(tmp_path), f"t{n}")) for n in range(4)]
-    for worker in [*workers, *threads]:
-        worker.start()
-    for worker in [*workers, *threads]:
-        worker.join()
+    threads = [threading.Thread(target=save_often, args=(str(tmp_path), f"t{n}", 25)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    run_all(save_often, [(str(tmp_path), f"p{n}", 25) for n in range(3)])
+    for thread in threads:
+        thread.join()
     found = backend.load("s1")
-    assert found is not None and all(found[f"{kind}{n}"] == 24 for kind in "ft" for n in range(4))
+    assert found is not None
+    assert {k: v for k, v in found.items() if v == 24} == dict.fromkeys(["t0", "t1", "t2", "t3", "p0", "p1", "p2"], 24)
 
 
 # --- the life of a session --------------------------------------------------------------------------------------------
