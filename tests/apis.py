@@ -103,7 +103,7 @@ def openai(messages: list[Json]) -> list[str]:
     open_calls: list[Any] = []
     inline: set[Any] = set()
     for message in messages:
-        role, blocks = as_blocks(message)
+        _role, blocks = as_blocks(message)
         results = [b.get("tool_use_id") for b in blocks if b.get("type") == "tool_result"]
         others = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
         calls = [b.get("id") for b in blocks if b.get("type") == "tool_use"]

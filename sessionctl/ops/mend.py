@@ -64,8 +64,7 @@ _PAIRING = frozenset(
     {"unresolved-tool-call", "orphan-tool-result", "late-tool-result", "duplicate-tool-result"},
 )
 _ROUNDS = 5
-"""How often the history is looked at anew: a result that takes the place of a made-up one is moved in a second round,
-and what is taken out may leave an unanswered message at the end."""
+"""How often the history is looked at anew; what is taken out may leave an unanswered message at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,10 @@ class _View(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """What one stage would do: the new payload, the codes it mends, and the entries and bytes it takes out."""
+    """What one stage would do: the new payload, the codes it mends, and the entries and bytes it takes out.
+
+    ``view`` is the checker's view of the payload, where the stage has it.
+    """
 
     payload: bytes
     codes: frozenset[str]
@@ -139,6 +141,7 @@ class _Change(NamedTuple):
     roles: tuple[str, ...] | None = None
     removed: tuple[bytes, ...] = ()
     said: tuple[str, ...] = ()
+    view: _View | None = None
 
 
 def examine(ref: Ref, payload: bytes, now: int, approvals: Collection[str] = ()) -> tuple[Outline, Verdict]:
@@ -221,7 +224,7 @@ class _Plan:
         """Go on with the result of a stage if the checker says that it helps and nothing is lost by it."""
         if change is None or change.payload == self.view.payload:
             return False
-        after = self.look(change.payload)
+        after = change.view or self.look(change.payload)
         reason = _objection(self.view, after, change)
         if reason:
             self.refuse(change.codes, reason)
@@ -343,14 +346,13 @@ def _truncate(plan: _Plan) -> _Change | None:
 
 def _cut(plan: _Plan, end: int, code: str, said: str) -> _Change | None:
     steps = plan.view.outline.steps or ()
-    return _arranged(plan, Layout(range(end)), range(end, len(steps)), frozenset({code}), (said,))
+    return _arranged(plan, plan.view, Layout(range(end)), range(end, len(steps)), frozenset({code}), (said,))
 
 
 def _arranged(
-    plan: _Plan, layout: Layout, gone: Collection[int], codes: frozenset[str], said: tuple[str, ...]
+    plan: _Plan, view: _View, layout: Layout, gone: Collection[int], codes: frozenset[str], said: tuple[str, ...]
 ) -> _Change | None:
     """The change that gives the session another history; ``gone`` are the steps that leave it as a whole."""
-    view = plan.view
     steps = view.outline.steps or ()
     if view.outline.damage:
         plan.refuse(codes, "the damage of the session has to be mended first")
@@ -376,23 +378,40 @@ def _role(steps: Sequence[Step], item: Item) -> str:
 class _Fate(NamedTuple):
     """What becomes of the results of one step: which blocks are removed, and which go behind which call's message."""
 
-    removed: list[int]
+    removed: set[int]
     moved: dict[int, list[int]]
     ranks: dict[int, int]
 
 
 def _pair(plan: _Plan) -> _Change | None:
-    steps = plan.view.outline.steps
+    """Put calls and results right: planned anew until nothing is left, since a result that takes the place of a made-up
+    one has to be moved there in its turn. Judged as a whole."""
+    view, done = plan.view, None
+    for _ in range(_ROUNDS):
+        change = _pair_once(plan, view)
+        if change is None:
+            break
+        view = plan.look(change.payload)
+        done = change if done is None else _joined(done, change)
+    return done and done._replace(view=view)
+
+
+def _joined(first: _Change, then: _Change) -> _Change:
+    return then._replace(codes=first.codes | then.codes, gone=first.gone | then.gone, said=(*first.said, *then.said))
+
+
+def _pair_once(plan: _Plan, view: _View) -> _Change | None:
+    steps = view.outline.steps
     problems = [
         p
-        for p in plan.view.verdict.problems
+        for p in view.verdict.problems
         if p.fixable and p.code in _PAIRING and plan.options.wants(p.code) and p.call_id not in _held(plan, p)
     ]
     if not problems or steps is None:
         return None
-    layout, gone = _layout(plan, steps, problems)
+    layout, gone = _layout(plan, view, steps, problems)
     codes = frozenset(p.code for p in problems)
-    return _arranged(plan, layout, gone, codes, tuple(_sentence(p) for p in problems))
+    return _arranged(plan, view, layout, gone, codes, tuple(_sentence(p) for p in problems))
 
 
 def _held(plan: _Plan, problem: Problem) -> frozenset[str]:
@@ -409,21 +428,23 @@ def _sentence(problem: Problem) -> str:
     return what.format(id=problem.call_id or "(no id)")
 
 
-def _layout(plan: _Plan, steps: Sequence[Step], problems: Sequence[Problem]) -> tuple[Layout, list[int]]:
+def _layout(plan: _Plan, view: _View, steps: Sequence[Step], problems: Sequence[Problem]) -> tuple[Layout, list[int]]:
     fates: dict[int, _Fate] = {}
     missing: dict[int, list[str]] = {}
+    # A made-up result that is out of place and superseded is named twice: it goes.
+    going = {(p.step, p.result.block) for p in problems if p.result is not None and p.code != "late-tool-result"}
     for problem in problems:
-        result = problem.result
+        result, call_step = problem.result, problem.call_step
         if result is None:
             missing.setdefault(problem.step, []).append(problem.call_id)
             continue
-        fate = fates.setdefault(problem.step, _Fate([], {}, {}))
-        if problem.code == "late-tool-result" and problem.call_step is not None:
-            fate.moved.setdefault(problem.call_step, []).append(result.block)
-            rank = _rank(steps[problem.call_step], problem.call_id)
-            fate.ranks[problem.call_step] = min(rank, fate.ranks.get(problem.call_step, rank))
+        fate = fates.setdefault(problem.step, _Fate(set(), {}, {}))
+        if (problem.step, result.block) in going or call_step is None:
+            fate.removed.add(result.block)
         else:
-            fate.removed.append(result.block)
+            fate.moved.setdefault(call_step, []).append(result.block)
+            rank = _rank(steps[call_step], problem.call_id)
+            fate.ranks[call_step] = min(rank, fate.ranks.get(call_step, rank))
 
     arrivals: dict[int, list[tuple[int, Item]]] = {}
     moved: set[int] = set()
@@ -447,7 +468,7 @@ def _layout(plan: _Plan, steps: Sequence[Step], problems: Sequence[Problem]) -> 
         for target, part in targets.items():
             arrivals.setdefault(target, []).append((fate.ranks[target], Part(index, tuple(part))))
 
-    message_of = decoded_messages(plan.view.payload, plan.view.outline) if missing else None
+    message_of = decoded_messages(view.payload, view.outline) if missing else None
     for index, ids in missing.items():
         assert message_of is not None
         rank = len(steps[index].calls)
@@ -464,7 +485,7 @@ def _layout(plan: _Plan, steps: Sequence[Step], problems: Sequence[Problem]) -> 
             waiting = arrivals.get(index, [])
         order.append(index)
     order += [item for _, item in sorted(waiting, key=lambda pair: pair[0])]
-    if plan.options.strategy == "note" and plan.view.verdict.status == "interrupted":
+    if plan.options.strategy == "note" and view.verdict.status == "interrupted":
         order.append(Fresh({"role": "user", "content": NOTE.format(names=_names(steps, missing))}))
     return Layout(order, moved, taken), gone
 

@@ -43,8 +43,8 @@ class Report:
 
     ``status`` is that after the repair. ``outcomes`` pairs each finding with what became of it (in a dry run: would).
     ``backup`` names the store that holds the untouched payload, where one was made. ``skipped`` says why the session
-    was left alone, ``error`` what failed; ``exit_code`` stands for either. ``before`` and ``after`` are the payloads of
-    a dry run that would change it.
+    was left alone, ``error`` what failed; ``exit_code`` stands for either. A dry run that would mend something sets
+    ``before`` and ``after``; they are the same where only temporary files would go.
     """
 
     ref: Ref
@@ -244,20 +244,22 @@ class _Hands:
         ref = report.ref
         now = self.clock()
         record = self._record(ref)
-        strays = self.context.strays.get(ref, [])
+        reason = None
         if record is not None:
-            summary = summarise(self.store, record, self._context())
-            reason = protection(summary, self.guard, now)
-            if reason is not None:
-                return replace(report, skipped=reason, exit_code=SessionInUse.exit_code)
-        leftovers, recovered = self._strays(ref, record, strays, now)
+            reason = protection(summarise(self.store, record, self._context()), self.guard, now)
+        left = () if reason else self.context.strays.get(ref, ())
+        leftovers, recovered = self._strays(ref, record, left, now)
         if recovered is not None:
             record = recovered[1]
         if record is None or record.payload is None:
-            return replace(report, outcomes=(*(o for o in report.outcomes if o.finding.code not in _STRAY), *leftovers))
-        approvals = self.context.approvals.get(ref.key, frozenset())
-        plan = mend(ref, record.payload, now, self.options, approvals)
-        return self._write(report, record, plan, recovered, leftovers, still_held)
+            return replace(report, outcomes=tuple(leftovers))
+        plan = mend(ref, record.payload, now, self.options, self.context.approvals.get(ref.key, frozenset()))
+        if reason is not None and (plan.after is not None or ref in self.context.strays):
+            return replace(report, skipped=reason, exit_code=SessionInUse.exit_code)
+        done = self._write(report, record, plan, recovered, leftovers, still_held)
+        if self.backup is None and done.before is None and any(o.fixed for o in done.outcomes):
+            done = replace(done, before=record.payload, after=record.payload)
+        return done
 
     def _record(self, ref: Ref) -> Record | None:
         try:
@@ -349,7 +351,6 @@ class _Hands:
         return outcomes, recovered
 
 
-_STRAY = ("stray-temporary-file",)
 _OF_THE_STORE = ("stale-lock", "wrong-type-key")
 
 

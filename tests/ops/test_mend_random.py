@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sessionctl.codec import outline
 from sessionctl.codec.logs import lines_of, read_line
+from sessionctl.codec.messages import MADE_UP
 from sessionctl.history import judge
 from sessionctl.model import Ref
 from sessionctl.ops.mend import Options, Repair, mend
@@ -76,11 +77,17 @@ def damaged_logs(draw: st.DrawFn) -> bytes:
     entries = draw(logs())
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(entries) - 1))
-        match draw(st.sampled_from(["drop", "double", "swap", "parent", "block", "text"])):
+        match draw(st.sampled_from(["drop", "double", "filler", "swap", "parent", "block", "text"])):
             case "drop" if len(entries) > 1:
                 del entries[at]
             case "double":
                 entries.insert(draw(st.integers(at, len(entries))), entries[at])
+            case "filler" if entries[at]["message"]["role"] == "user":
+                old = entries[at]["message"]["content"]
+                content = [{**b, "content": f"{MADE_UP} none"} for b in old if "tool_use_id" in b]
+                made = {**entries[at], "id": f"f{len(entries)}-{at}", "message": {"role": "user", "content": content}}
+                if content:
+                    entries.insert(draw(st.integers(0, len(entries))), made)
             case "swap":
                 other = draw(st.integers(0, len(entries) - 1))
                 entries[at], entries[other] = entries[other], entries[at]
@@ -152,11 +159,14 @@ def damaged_documents(draw: st.DrawFn) -> bytes:
         if not messages:
             break
         at = draw(st.integers(0, len(messages) - 1))
-        match draw(st.sampled_from(["drop", "double", "swap"])):
+        match draw(st.sampled_from(["drop", "double", "filler", "swap"])):
             case "drop":
                 del messages[at]
             case "double" if messages[at]["role"] != "assistant":
                 messages.insert(draw(st.integers(0, len(messages))), messages[at])
+            case "filler" if messages[at]["role"] == "tool":
+                made = {**messages[at], "id": f"f{next(number)}", "content": f"{MADE_UP} none"}
+                messages.insert(draw(st.integers(0, len(messages))), made)
             case "swap":
                 other = draw(st.integers(0, len(messages) - 1))
                 messages[at], messages[other] = messages[other], messages[at]
@@ -192,6 +202,8 @@ def texts(messages: list[Json], calls: set[str]) -> set[str]:
     for message in messages:
         content = message["content"]
         for block in content if isinstance(content, list) else [{"type": "text", "text": content}]:
+            if str(block.get("content")).startswith(MADE_UP):
+                continue
             if block["type"] != "tool_result" or block["tool_use_id"] in calls:
                 found.add(json.dumps(block, sort_keys=True))
     return found
@@ -245,6 +257,8 @@ def test_documents(payload: bytes) -> None:
         made = {m["id"]: m for m in after}
         calls = {c["id"] for m in after for c in m.get("toolCalls", ())}
         for message in json.loads(payload.removeprefix(b"\xef\xbb\xbf"))["messages"]:
+            if message["content"].startswith(MADE_UP):
+                continue
             if message["role"] != "tool" or message["toolCallId"] in calls:
                 assert made[message["id"]] == message
 
