@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 START = 20.0
 """Seconds that a server, a Cluster or a failover may take."""
@@ -71,7 +73,7 @@ class Server:
         self.socket = folder / "s.sock"
         lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {folder}", f"logfile {folder / 'log'}"]
         if not sentinel:
-            lines += ['save ""', "appendonly no", f"unixsocket {self.socket}"]
+            lines += ['save ""', "appendonly no", f"unixsocket {self.socket}", "repl-diskless-sync-delay 0"]
         config = folder / "server.conf"
         config.write_text("\n".join([*lines, *options]) + "\n")
         command = [program(), str(config), *(["--sentinel"] if sentinel else [])]
@@ -85,12 +87,12 @@ class Server:
             raise AssertionError((self.folder / "log").read_text())
         try:
             return bool(self.client().ping())
-        except redis.AuthenticationError:
+        except (redis.AuthenticationError, redis.BusyLoadingError):
             return True
 
     def client(self, db: int = 0, **options: Any) -> redis.Redis:
         """A plain client of this server: what tests look with."""
-        return redis.Redis(port=self.port, db=db, protocol=2, **options)
+        return redis.Redis(port=self.port, db=db, protocol=2, retry=Retry(NoBackoff(), 0), **options)
 
     def url(self, rest: str = "/0", login: str = "", scheme: str = "redis") -> str:
         return f"{scheme}://{login}127.0.0.1:{self.port}{rest}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -50,12 +49,6 @@ class TestServer(RedisContract):
     @pytest.fixture
     def place(self, redis: servers.Server) -> str:
         return redis.url()
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[list[servers.Server]]:
-    with servers.cluster() as made:
-        yield made
 
 
 class TestCluster(RedisContract):

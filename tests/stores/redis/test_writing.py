@@ -1,0 +1,356 @@
+"""Writing: all or nothing, guarded, and byte for byte; what the server refuses changes nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sessionctl.errors import InvalidKey, SessionChanged, SessionNotFound, StoreError, UnsupportedKind, WriteFailed
+from sessionctl.model import KINDS, Ref, Stamp
+from sessionctl.stores import open_store
+from sessionctl.stores.base import ANY, Put, Store, Want
+from sessionctl.stores.redis.store import join, split
+
+from ...servers import Server, server
+
+LOG = Ref("a", "log")
+DOCUMENT = Ref("a", "document")
+
+
+@pytest.fixture
+def store(redis: Server) -> Iterator[Store]:
+    with open_store(redis.url()) as made:
+        yield made
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# --- how a log lies in a list ---------------------------------------------------------------------------------------
+
+
+@given(st.binary(min_size=1, max_size=40) | st.text("a\n", min_size=1).map(str.encode))
+def test_any_payload_comes_back_from_its_items(payload: bytes) -> None:
+    items = split(payload, LOG)
+    assert join(items) == payload
+    assert all(b"\n" not in item for item in items[:-1])
+    assert b"\n" not in items[-1][1:]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=5))
+def test_appending_goes_on_with_the_bytes(store: Store, pieces: list[bytes]) -> None:
+    expected = b""
+    store.put(LOG, pieces[0], expect=ANY)
+    expected = pieces[0]
+    for number, piece in enumerate(pieces[1:]):
+        store.append(LOG, piece, expect=ANY if number % 2 else store.stamp(LOG))
+        expected += piece
+    assert store.get(LOG).payload == expected
+
+
+def test_entries_are_items(redis: Server, store: Store) -> None:
+    """What agents read: one item per entry, also after a torn line was gone on with."""
+    items = lambda: redis.client().lrange("session-log:a", 0, -1)  # noqa: E731
+    store.put(LOG, b'{"id":1}\n{"id":2}\n', expect=None)
+    assert items() == [b'{"id":1}', b'{"id":2}']
+    store.append(LOG, b'{"id":3}\n', expect=ANY)
+    assert items()[2:] == [b'{"id":3}']
+    store.put(LOG, b'{"id":1}\n{"id":2}', expect=ANY)
+    assert items() == [b'{"id":1}', b'\n{"id":2}']
+    store.append(LOG, b'\n{"id":3}\n', expect=ANY)
+    assert items() == [b'{"id":1}', b'{"id":2}', b'{"id":3}']
+    redis.client().rpush("session-log:a", "x\ny")
+    assert store.get(LOG).payload == b'{"id":1}\n{"id":2}\n{"id":3}\nx\ny\n'
+
+
+def test_an_empty_log_is_refused(store: Store) -> None:
+    for expect in (None, ANY):
+        with pytest.raises(WriteFailed, match="empty log"):
+            store.put(LOG, b"", expect=expect)
+    (error,) = store.put_many([Put(LOG, b"", changed_at=1)])
+    assert isinstance(error, WriteFailed)
+    assert store.stamp(LOG) is None
+    assert store.put(DOCUMENT, b"", expect=None).size == 0
+
+
+def test_a_document_cannot_be_appended_to(store: Store) -> None:
+    store.put(DOCUMENT, b"{}", expect=None)
+    with pytest.raises(UnsupportedKind):
+        store.append(DOCUMENT, b"{}\n", expect=ANY)
+
+
+def test_a_reader_never_sees_half_a_log(redis: Server, store: Store) -> None:
+    payloads = [b"".join(b"%d:%d\n" % (n, i) for i in range(3000)) for n in range(2)]
+    store.put(LOG, payloads[0], expect=None)
+    stop = threading.Event()
+
+    def rewrite() -> None:
+        with open_store(redis.url()) as mine:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                mine.put(LOG, payloads[number % 2], expect=ANY, changed_at=now() - 1000 if number % 3 else None)
+
+    thread = threading.Thread(target=rewrite)
+    thread.start()
+    try:
+        for _ in range(60):
+            assert store.get(LOG).payload in payloads
+    finally:
+        stop.set()
+        thread.join()
+    assert redis.client().keys("*") == [b"session-log:a"]
+
+
+def test_a_changed_log_is_not_written_though_it_changes_again_and_again(redis: Server, store: Store) -> None:
+    """Agents that append while we replace lose no entry: the replacement is refused or comes before."""
+    lines = [b'{"n":%d}' % number for number in range(400)]
+
+    def agent() -> None:
+        client = redis.client()
+        for line in lines:
+            client.rpush("session-log:a", line)
+
+    store.put(LOG, b'{"n":"first"}\n', expect=None)
+    thread = threading.Thread(target=agent)
+    thread.start()
+    refused = done = 0
+    while thread.is_alive():
+        record = store.get(LOG)
+        assert record.payload is not None
+        try:
+            store.put(LOG, record.payload.replace(b'"first"', b'"mended"') + b"", expect=record.stamp)
+            done += 1
+        except SessionChanged:
+            refused += 1
+    thread.join()
+    found = (store.get(LOG).payload or b"").split(b"\n")[1:-1]
+    assert found == lines
+    assert done
+
+
+# --- lives and ages -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changed_at", [None, 0])
+def test_the_life_that_is_asked_for(store: Store, changed_at: int | None) -> None:
+    at = None if changed_at is None else now() - 60_000
+    for ref in (LOG, DOCUMENT):
+        for ttl in (50_000, None, 70_000):
+            stamp = store.put(ref, b"x\n", expect=ANY, changed_at=at, ttl_ms=ttl)
+            found = store.get(ref).stamp
+            assert stamp.ttl_ms == ttl
+            if ttl is None:
+                assert found.ttl_ms is None
+            else:
+                assert found.ttl_ms is not None and ttl - 5000 < found.ttl_ms <= ttl
+    store.put(LOG, b"x\n", expect=ANY, ttl_ms=-5)
+    time.sleep(0.01)
+    assert store.stamp(LOG) is None
+
+
+def test_the_age_is_not_kept_where_we_may_not_restore(redis: Server) -> None:
+    client = redis.client()
+    client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-restore"])
+    client.acl_setuser("less", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-dump", "-info"])
+    with open_store(redis.url(login="less:pw@")) as store:
+        stamp = store.put(LOG, b"x\n", expect=None, changed_at=now() - 3_600_000, ttl_ms=90_000)
+        assert stamp.changed_at and now() - stamp.changed_at < 2500  # the stamp tells the truth
+        assert store.get(LOG).payload == b"x\n"
+        assert store.backdate(LOG, stamp, 1) == stamp
+        assert store.place() == open_store(redis.url(login="less:pw@")).place()
+    with open_store(redis.url(login="half:pw@")) as store, pytest.raises(StoreError, match=r"NOPERM.*RESTORE"):
+        store.put(Ref("b", "log"), b"x\n", expect=None, changed_at=now() - 3_600_000)
+    assert client.keys("*") == [b"session-log:a"]
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+
+def test_many_are_written_as_put_would(redis: Server, store: Store) -> None:
+    client = redis.client()
+    client.set("seepient:session:there", "old")
+    client.hset("session-log:hash", "f", "v")
+    hour_ago = now() - 3_600_000
+    old = store.stamp(Ref("there", "document"))
+    puts = [
+        Put(Ref("new", "document"), b"{}", ttl_ms=60_000),
+        Put(Ref("there", "document"), b"new"),
+        Put(Ref("there", "document"), b"newer", expect=old),
+        Put(Ref("new", "log"), b"1\n2", changed_at=hour_ago, ttl_ms=50_000),
+        Put(Ref("plain", "log"), b"1\n"),
+        Put(Ref("hash", "log"), b"1\n", changed_at=hour_ago),
+        Put(Ref("a\0b", "log"), b"1\n"),
+        Put(Ref("gone", "document"), b"1", expect=old),
+    ]
+    new, refused, replaced, log, plain, hash_, key, gone = store.put_many(puts)
+    assert new == Stamp(store.get(Ref("new", "document")).stamp.version, 2, None, "none", 60_000)
+    assert [type(error) for error in (refused, hash_, key, gone)] == [
+        SessionChanged, StoreError, InvalidKey, SessionChanged
+    ]  # fmt: skip
+    assert client.get("seepient:session:there") == b"newer"
+    assert isinstance(replaced, Stamp) and isinstance(log, Stamp) and isinstance(plain, Stamp)
+    found = store.get(Ref("new", "log"))
+    assert (found.payload, found.stamp.version) == (b"1\n2", log.version)
+    assert found.stamp.changed_at == log.changed_at and abs((log.changed_at or 0) - hour_ago) <= 1000
+    assert found.stamp.ttl_ms and 40_000 < found.stamp.ttl_ms <= 50_000
+    assert plain.changed_at and abs(plain.changed_at - now()) < 2500
+    assert client.type("session-log:hash") == b"hash"
+    assert len(client.keys("*")) == 5
+
+
+def test_ages_and_bytes_survive_there_and_back_for_many(store: Store) -> None:
+    start = now()
+    puts = [
+        Put(Ref(f"s{n}", kind), b"%d\n" % n * (n % 7 + 1), changed_at=start - n * 7_777, ttl_ms=(n + 1) * 100_000)
+        for n in range(1500)
+        for kind in KINDS
+    ]
+    stamps = list(store.put_many(puts))
+    found = {record.ref: record for record in store.records(Want.WHOLE)}
+    for put, stamp in zip(puts, stamps, strict=True):
+        assert isinstance(stamp, Stamp)
+        record = found[put.ref]
+        assert (record.payload, record.stamp.version) == (put.payload, stamp.version)
+        assert put.ttl_ms and record.stamp.ttl_ms and 0 <= put.ttl_ms - record.stamp.ttl_ms < 20_000
+        if put.ref.kind == "log":
+            assert record.stamp.changed_at and put.changed_at
+            assert abs(record.stamp.changed_at - put.changed_at) <= 1000
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_out_of_memory_leaves_nothing_by_halves(redis: Server, store: Store) -> None:
+    client = redis.client()
+    store.put(LOG, b"old\n", expect=None)
+    client.config_set("maxmemory", client.info("memory")["used_memory"] - 1000)
+    for changed_at in (None, now() - 5000):
+        with pytest.raises(WriteFailed, match=r"OOM .*maxmemory"):
+            store.put(LOG, b"x\n" * 5000, expect=ANY, changed_at=changed_at)
+        with pytest.raises(WriteFailed, match="OOM"):
+            store.put(DOCUMENT, b"x" * 5000, expect=None)
+    with pytest.raises(WriteFailed, match="OOM"):
+        store.append(LOG, b"y\n", expect=ANY)
+    for result in store.put_many([Put(DOCUMENT, b"x" * 500), Put(Ref("b", "log"), b"x\n", changed_at=1)]):
+        assert isinstance(result, WriteFailed)
+    assert client.keys("*") == [b"session-log:a"]
+    assert store.get(LOG).payload == b"old\n"
+    store.remove(LOG, ANY)  # room can still be made
+
+
+@pytest.mark.parametrize("missing", ["rpush", "unlink", "multi", "exec", "watch"])
+def test_a_missing_right_is_named_and_nothing_happens(redis: Server, missing: str) -> None:
+    client = redis.client()
+    client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", f"-{missing}"])
+    client.rpush("session-log:a", "1", "2")
+    with open_store(redis.url(login="half:pw@")) as store:
+        for write in (
+            lambda: store.put(LOG, b"3\n", expect=store.stamp(LOG)),
+            lambda: store.append(LOG, b"3\n", expect=ANY) if missing != "unlink" else store.remove(LOG, ANY),
+        ):
+            with pytest.raises(StoreError, match=f"NOPERM: the user may not run {missing.upper()}"):
+                write()
+        assert store.get(LOG).payload == b"1\n2\n"
+    assert client.keys("*") == [b"session-log:a"]
+
+
+def test_a_value_too_big_for_the_server(redis: Server, store: Store) -> None:
+    redis.client().config_set("proto-max-bulk-len", 1 << 20)
+    big, small = Put(Ref("big", "document"), b"x" * 3_000_000), Put(Ref("small", "document"), b"x")
+    refused, fine = store.put_many([big, small])
+    assert isinstance(refused, WriteFailed) and "3.0 MB" in str(refused)
+    assert isinstance(fine, Stamp)
+    with pytest.raises(WriteFailed, match=r"3\.0 MB"):
+        store.put(big.ref, big.payload, expect=None)
+    assert redis.client().keys("*") == [b"seepient:session:small"]
+
+
+def test_a_lost_connection_is_looked_after(redis: Server, store: Store) -> None:
+    """Clients are cut off all the while; every write either happened once or says that it did not."""
+    stop = threading.Event()
+
+    def cut() -> None:
+        client = redis.client()
+        while not stop.wait(0.03):
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    told = 0
+    try:
+        for number in range(60):
+            try:
+                store.append(LOG, b"%d\n" % number, expect=store.stamp(LOG))
+            except StoreError:
+                told += 1
+    finally:
+        stop.set()
+        thread.join()
+    lines = (store.get(LOG).payload or b"").split()
+    assert len(lines) == len(set(lines)) >= 60 - told
+    assert lines == sorted(lines, key=int)
+
+
+def test_a_server_that_dies_meanwhile_and_comes_back() -> None:
+    with server() as made, open_store(made.url()) as store:
+        store.put(DOCUMENT, b"{}", expect=None)
+        port = made.port
+        made.stop()
+        started = time.monotonic()
+        for ask in (lambda: list(store.records()), lambda: store.put(DOCUMENT, b"x", expect=ANY)):
+            with pytest.raises(StoreError, match=f"127.0.0.1:{port}: connection refused"):
+                ask()
+        assert time.monotonic() - started < 10
+        again = Server(made.folder / "again", port=port)
+        try:
+            assert store.put(DOCUMENT, b"x", expect=None)
+        finally:
+            again.stop()
+
+
+# --- removal --------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_go_with_their_log(redis: Server, store: Store) -> None:
+    client = redis.client()
+    client.rpush("session-log:a", "{}")
+    client.rpush("session-log:b", "{}")
+    client.set("seepient:session:a", "{}")
+    client.set("checkpoint:1", '{"id":"1","closed":false,"sessionId":"a","outstanding":{"p1":{},"p2":{}}}')
+    client.set("checkpoint:2", '{"id":"2","closed":true,"sessionId":"b","outstanding":{"p3":{}}}')
+    client.set("checkpoint:3", "not json")
+    client.rpush("checkpoint:4", "x")
+    for pending, checkpoint in (("p1", "1"), ("p2", "another"), ("p3", "2")):
+        client.set(f"checkpoint-pending-index:{pending}", checkpoint)
+    store.remove(DOCUMENT, ANY)
+    assert client.exists("checkpoint:1")
+    with pytest.raises(SessionChanged):
+        store.remove(LOG, Stamp(("list", 7), 1))
+    assert client.exists("checkpoint:1", "session-log:a") == 2
+    store.remove(LOG, ANY)
+    assert sorted(client.keys("*")) == [
+        b"checkpoint-pending-index:p2", b"checkpoint-pending-index:p3", b"checkpoint:2", b"checkpoint:3",
+        b"checkpoint:4", b"session-log:b",
+    ]  # fmt: skip
+    with pytest.raises(SessionNotFound):
+        store.remove(LOG, ANY)
+
+
+def test_removal_without_a_right_to_checkpoints(redis: Server) -> None:
+    client = redis.client()
+    client.acl_setuser(
+        "ops", enabled=True, passwords=["+pw"], keys=["session-log:*", "session-lock:*"], commands=["+@all"]
+    )
+    client.rpush("session-log:a", "{}")
+    client.set("checkpoint:1", '{"id":"1","closed":true,"sessionId":"a","outstanding":{}}')
+    with open_store(redis.url(login="ops:pw@")) as store:
+        store.remove(LOG, ANY)
+    assert client.keys("*") == [b"checkpoint:1"]
