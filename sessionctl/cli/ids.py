@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ..errors import AmbiguousId, InvalidKey, SessionctlError, SessionNotFound, UsageError
@@ -19,20 +20,31 @@ class Named(NamedTuple):
     missing: list[tuple[str, SessionctlError]]
 
 
-def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS) -> Named:
+def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS, also: Collection[Ref] = ()) -> Named:
     """Resolve all ids before anything is done; ``-`` reads them from standard input, one a line or ended by NUL.
 
     An id of the command line that names nothing raises; one of standard input is told at the end, the others are done.
+    ``also`` are sessions that the store does not yield but that may be named by their key.
     """
+
+    def find(text: str) -> list[Ref]:
+        try:
+            return resolve(store, text, kinds)
+        except SessionNotFound:
+            lost = [ref for ref in also if ref.key == text]
+            if not lost:
+                raise
+            return lost
+
     refs: dict[Ref, None] = {}
     missing: list[tuple[str, SessionctlError]] = []
     for text in ids:
         if text != "-":
-            refs.update(dict.fromkeys(resolve(store, text, kinds)))
+            refs.update(dict.fromkeys(find(text)))
     if "-" in ids:
         for text in read_ids():
             try:
-                refs.update(dict.fromkeys(resolve(store, text, kinds)))
+                refs.update(dict.fromkeys(find(text)))
             except (SessionNotFound, InvalidKey, AmbiguousId) as error:
                 missing.append((text, error))
     return Named(list(refs), missing)

@@ -12,7 +12,7 @@ from ..errors import SessionInUse, SomeFailed, UsageError
 from ..history import SEVERITY
 from ..model import Finding, Ref
 from ..ops.mend import STRATEGIES, Options, Strategy
-from ..ops.repair import Backup, Report, check, diff_lines, repair
+from ..ops.repair import Backup, Report, check, diff_lines, lost, repair
 from ..stores.base import Store
 from .ids import named
 from .options import SAFETY, Common, choice, now_ms, takes, wait_seconds
@@ -99,7 +99,7 @@ def repair_sessions(
     idle, wait = parse_duration(min_idle, zero=True), wait_seconds(lock_wait)
     tally = _Tally(out, mending=fix or dry_run)
     with common.open() as store:
-        found = named(store, ids) if ids else None
+        found = named(store, ids, also=lost(store)) if ids else None
         refs = found.refs if found else None
         keep = _backup(backup) if fix else None
         with progress("checking", None, quiet=common.quiet) as tick, stop_between(tick) as step:

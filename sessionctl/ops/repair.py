@@ -103,6 +103,11 @@ class Backup:
         return FolderStore(folder)
 
 
+def lost(store: Store) -> list[Ref]:
+    """The sessions of which a temporary file is there, perhaps nothing else; ``check`` and ``repair`` take them too."""
+    return list(dict.fromkeys(s.ref for s in store.strays() if s.ref is not None and s.code)) if store.exists() else []
+
+
 def check(store: Store, now: int, refs: Iterable[Ref] | None = None) -> Iterator[Report]:
     """Report on every session of a store, or on those of ``refs``; changes nothing. ``now`` is in ms."""
     refs = None if refs is None else list(refs)
