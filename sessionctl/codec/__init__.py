@@ -17,13 +17,14 @@ from ..history import finding
 from ..keys import split_composite
 from ..model import Outline, Ref, Session
 from .checkpoints import approvals
-from .documents import fast_document, parse_document, slow_document
+from .documents import brief_document, fast_document, parse_document, slow_document
 from .logs import LogReader, lines_of, read_line
 from .messages import message_of
 from .text import OLDEST, NotPlain
 
 __all__ = [
     "approvals",
+    "brief",
     "outline",
     "outline_chunks",
     "outline_log",
@@ -54,6 +55,14 @@ def outline(ref: Ref, payload: bytes, now: int) -> Outline:
             found, notes=(*found.notes, finding("id-mismatch", "id", f"the id inside is {said}"))
         )
     return found
+
+
+def brief(ref: Ref, payload: bytes, now: int) -> Outline | None:
+    """The outline of an undamaged document, its messages ``unread``; None where that takes a full look."""
+    try:
+        return brief_document(payload, now) if ref.kind == "document" else None
+    except (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def outline_log(chunks: Iterable[bytes], now: int) -> Outline:

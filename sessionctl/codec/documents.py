@@ -51,7 +51,23 @@ class _Document(msgspec.Struct, gc=False):
     metadata: _Metadata | None = None
 
 
+class _Moment(msgspec.Struct, gc=False):
+    timestamp: int
+
+
+class _Moments(msgspec.Struct, gc=False):
+    id: str
+    messages: list[_Moment]
+    createdAt: int
+    updatedAt: int
+    provider: str | None = None
+    model: str | None = None
+    principalId: str | msgspec.UnsetType = msgspec.UNSET
+    metadata: _Metadata | None = None
+
+
 _decode = msgspec.json.Decoder(_Document).decode
+_decode_moments = msgspec.json.Decoder(_Moments).decode
 PLAIN = {role: Step(role) for role in ("user", "assistant", "system")}
 """The steps of messages that are nothing but text."""
 
@@ -62,38 +78,47 @@ def fast_document(payload: bytes, now: int) -> Outline:
     if not payload.isascii():
         payload.decode()
     steps: list[Step] = []
-    newest = 0
     title: str | None = None
     inline: set[str] = set()
     for message in document.messages:
-        at = message.timestamp
-        if at > newest:
-            newest = at
-        if at < OLDEST:
+        role, calls, call_id = message.role, message.toolCalls, message.toolCallId
+        if role == "tool":
+            if call_id is None or call_id in inline or calls is not None:
+                raise NotPlain  # of a result that is stored twice the texts must be compared
+            result = Result(call_id, -1, message.content.startswith(MADE_UP))
+            steps.append(Step("tool", (), (result,), True))
+        elif call_id is not None:
             raise NotPlain
-        role = message.role
-        if message.toolCalls is None and message.toolCallId is None:
+        elif calls is None:
             if not message.content or role not in PLAIN:
                 raise NotPlain
             steps.append(PLAIN[role])
             if title is None and role == "user":
                 title = one_line(message.content)
-        elif role == "tool":
-            call_id = message.toolCallId
-            if call_id is None or call_id in inline or message.toolCalls is not None:
-                raise NotPlain  # of a result that is stored twice the texts must be compared
-            result = Result(call_id, -1, message.content.startswith(MADE_UP))
-            steps.append(Step("tool", (), (result,), True))
-        elif message.toolCallId is None and message.toolCalls:
-            calls = []
-            for call in message.toolCalls:
-                if call.result is not None:
-                    inline.add(call.id)
-                calls.append(Call(call.id, call.name, bool(call.id and call.name), call.result is not None))
-            steps.append(Step(role, tuple(calls)))
+        elif calls:
+            inline.update(call.id for call in calls if call.result is not None)
+            made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
+            steps.append(Step(role, tuple(made)))
         else:
             raise NotPlain
-    if newest > now:
+    return _plain_outline(document, now, tuple(steps), title)
+
+
+def brief_document(payload: bytes, now: int) -> Outline:
+    """The outline of a document without its history: ages and owner. Raises as ``fast_document``, also for damage."""
+    document = _decode_moments(payload)
+    if not payload.isascii():
+        payload.decode()
+    return _plain_outline(document, now, (), None, len(document.messages))
+
+
+def _plain_outline(
+    document: _Document | _Moments, now: int, steps: tuple[Step, ...], title: str | None, unread: int = 0
+) -> Outline:
+    """The outline where every time in the document can be believed; raises NotPlain for any other."""
+    times = [message.timestamp for message in document.messages]
+    newest = max(times, default=0)
+    if newest > now or (times and min(times) < OLDEST):
         raise NotPlain
     if not (OLDEST <= document.createdAt <= now and OLDEST <= document.updatedAt <= now):
         raise NotPlain
@@ -109,7 +134,7 @@ def fast_document(payload: bytes, now: int) -> Outline:
     return Outline(
         "document",
         document.id,
-        tuple(steps),
+        steps,
         created_at=document.createdAt,
         updated_at=document.updatedAt,
         active_at=active,
@@ -118,6 +143,7 @@ def fast_document(payload: bytes, now: int) -> Outline:
         model=document.model or None,
         owner=owner or None,
         title=(metadata.title if metadata and metadata.title else title),
+        unread=unread,
     )
 
 

@@ -52,6 +52,9 @@ def has_lone_surrogate(raw: bytes) -> bool:
 
 def one_line(text: str) -> str | None:
     """The first characters of a text on one line; None where there are none."""
+    start = text[:PREVIEW]
+    if start.isprintable() and "  " not in start and start[:1] != " " != start[-1:]:
+        return start or None
     return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW] or None
 
 

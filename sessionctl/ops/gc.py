@@ -17,7 +17,7 @@ from ..errors import SessionChanged, SessionctlError, SessionLocked, SessionNotF
 from ..model import Record, Ref, Stamp, Stray
 from ..stores.base import LINK, TAIL, Store, Want
 from .parallel import by_parts
-from .select import Context, Filter, Summary, summarise
+from .select import Context, Filter, Summary, summarise, summarise_briefly
 
 MIN_IDLE = 60_000
 """ms: a session that changed within this time is taken to be in use."""
@@ -162,10 +162,11 @@ def plan_gc(
 ) -> Plan:
     """Decide what gc removes. Reads no more of a session than is needed to see that it is young; takes no lock."""
     context = Context.of(store, now)
+    look_at = summarise if filter_.statuses else summarise_briefly
 
     def look(part: Store) -> Iterator[_Candidate | Failure | None]:
         for record in _candidates(part, rules, filter_, now):
-            yield None if record is None else _judged(summarise(part, record, context), context, rules, filter_, guard)
+            yield None if record is None else _judged(look_at(part, record, context), context, rules, filter_, guard)
 
     candidates: list[_Candidate] = []
     unreadable: list[Failure] = []
@@ -194,7 +195,7 @@ def plan_gc(
 
 
 class _Candidate(NamedTuple):
-    """A session that may have to go; ``action`` has no reason where no age rule gives one. ``kept``: what protects it."""
+    """A session that may have to go: without a reason where no age rule gives one. ``kept`` says what protects it."""
 
     action: Action
     kept: str | None

@@ -54,7 +54,7 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int | None:
-        return None if self.outline.steps is None else len(self.outline.steps)
+        return None if self.outline.steps is None else len(self.outline.steps) + self.outline.unread
 
     @property
     def codes(self) -> list[str]:
@@ -118,6 +118,23 @@ def summarise(store: Store, record: Record, context: Context) -> Summary:
     if extra:
         verdict = verdict._replace(findings=(*verdict.findings, *extra))
     return _with_ages(ref, record.stamp, outline, verdict, context.holders.get(ref), error)
+
+
+def summarise_briefly(store: Store, record: Record, context: Context) -> Summary:
+    """``summarise`` for rules that ask for age and damage alone: the status of what is not damaged may be any.
+
+    Takes half the time of a full look, which documents still get that are odd or awaited.
+    """
+    ref = record.ref
+    found = None
+    if record.payload is not None and ref.key not in context.approvals:
+        found = codec.brief(ref, record.payload, context.now)
+    if found is None:
+        return summarise(store, record, context)
+    return _with_ages(ref, record.stamp, found, _UNJUDGED, context.holders.get(ref), record.error)
+
+
+_UNJUDGED = Verdict("ok", (), (), ())
 
 
 def _with_ages(
