@@ -222,6 +222,8 @@ class _Report:
         out, outcome = self.out, self.outcome
         if outcome.lost_ttl:
             out.note(f"{plural(len(outcome.lost_ttl), 'copy')} will not expire: the target keeps no TTL")
+        if outcome.lost_age:
+            out.note(f"{plural(len(outcome.lost_age), 'log')} could not be given the age they had: the target's limit")
         if outcome.copied and not self.dry_run:
             waiting = codec.approvals(self.source.checkpoints()) if "log" in self.source.kinds else {}
             count = sum(copy.ref.kind == "log" and copy.ref.key in waiting for copy in outcome.copied)

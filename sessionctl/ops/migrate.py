@@ -8,6 +8,7 @@ for, so a run can end at any point: the next one finds what is there and does th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -35,7 +36,7 @@ MODES: tuple[Mode, ...] = ("skip", "newer", "overwrite", "fail")
 
 BATCH_BYTES = 8 << 20
 """Bytes of payload that are in hand at a time; a larger one is dealt with alone."""
-BATCH_COUNT = 256
+BATCH_COUNT = 500
 """Sessions that are in hand at a time."""
 TRIES = 4
 """How often a session is copied that changes while it is copied."""
@@ -70,7 +71,7 @@ class Outcome(msgspec.Struct):
 
     ``replaced`` are the versions at the target that gave way to copies; ``verified`` counts the copies that were read
     back. ``damaged`` says which sessions were copied that are damaged, ``lost_ttl`` which ones now live for ever
-    because the target keeps no end of life.
+    because the target keeps no end of life, ``lost_age`` which logs have another age than at the source.
     """
 
     copied: list[Copy] = []
@@ -81,6 +82,7 @@ class Outcome(msgspec.Struct):
     failed: list[Failure] = []
     damaged: list[Skip] = []
     lost_ttl: list[Ref] = []
+    lost_age: list[Ref] = []
     deleted: list[Ref] = []
     verified: int = 0
 
@@ -283,17 +285,23 @@ class _Run:
         self._tick = tick
         self._dry = dry
         self._context: Context | None = None
+        self._ages: dict[Ref, int] = {}
+        self._all_new = False  # whether the target held nothing of the last batch
+        self._errors: dict[Ref, StoreError] = {}  # what the target said when it could not write
 
     def run(self, refs: Sequence[Ref]) -> None:
-        missing = dict.fromkeys(self._admit(refs))
-        for batch in batches(self._source.records(Want.WHOLE, tuple(missing))):
-            for record in batch:
-                del missing[record.ref]
-            self._check()
-            self._copy(batch)
-            for _ in batch:
-                self._tick()
-        self._outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
+        admitted = self._admit(refs)
+        for start in range(0, len(admitted), BATCH_COUNT):
+            missing = dict.fromkeys(admitted[start : start + BATCH_COUNT])
+            self._ages = self._source.ages(tuple(missing))
+            for batch in batches(self._source.records(Want.WHOLE, tuple(missing))):
+                for record in batch:
+                    del missing[record.ref]
+                self._check()
+                self._copy(batch)
+                for _ in batch:
+                    self._tick()
+            self._outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
 
     def _admit(self, refs: Sequence[Ref]) -> list[Ref]:
         """Those that the target can hold beside each other."""
@@ -315,8 +323,8 @@ class _Run:
     def _copy(self, batch: list[Record]) -> None:
         """Copy a batch; what changes meanwhile, here or there, is looked at again."""
         ours: dict[Ref, Stamp] = {}
-        for _ in range(TRIES):
-            changed = self._try(batch, ours)
+        for again in range(TRIES):
+            changed = self._try(batch, ours, look=again > 0 or not self._all_new)
             if not changed:
                 return
             batch = list(self._source.records(Want.WHOLE, changed))
@@ -327,11 +335,15 @@ class _Run:
             else:
                 self._outcome.conflicts.append(Skip(record.ref, "something else keeps taking its place at the target"))
 
-    def _try(self, batch: list[Record], ours: dict[Ref, Stamp]) -> list[Ref]:
-        """One try; gives back the sessions to try again. ``ours`` are the versions that we wrote at the target."""
+    def _try(self, batch: list[Record], ours: dict[Ref, Stamp], *, look: bool) -> list[Ref]:
+        """One try; gives back the sessions to try again. ``ours`` are the versions that we wrote at the target.
+
+        Without ``look`` they are taken to be new there: what is not is refused by the store and looked at next time.
+        """
         read_at = self._now()
         here = {record.ref: record for record in map(self._whole, batch) if record is not None}
-        found = self._found(here, ours)
+        found = self._found(here, ours) if look or self._dry else {}
+        self._all_new = not found
         copies: dict[Ref, Copy] = {}
         gave_way: dict[Ref, Stamp] = {}
         puts: list[Put] = []
@@ -342,7 +354,7 @@ class _Run:
                 copies[ref] = Copy(ref, len(_payload(record)))
                 if expect is not None and ref not in ours:
                     gave_way[ref] = expect
-                puts.append(Put(ref, _payload(record), expect, record.stamp.changed_at, self._ttl(record, read_at)))
+                puts.append(Put(ref, _payload(record), expect, self._age(record), self._ttl(record, read_at)))
             elif there.action == "identical":
                 self._outcome.identical.append(ref)
             else:
@@ -354,9 +366,10 @@ class _Run:
             self._note_damage(here[ref] for ref in copies)
             return []
         again = self._write(puts, ours)
+        self._all_new = self._all_new and not again
         self._outcome.replaced.update((ref, stamp) for ref, stamp in gave_way.items() if ref in ours)
         written = {put.ref: put.payload for put in puts if put.ref in ours and put.ref not in again}
-        good = self._verified(written, ours) if self._options.verify else list(written)
+        good = list(self._verified(written, ours) if self._options.verify else written)
         for now in self._source.records(Want.NAMES, good) if good else ():
             if not same_version(now.stamp, here[now.ref].stamp):
                 again.append(now.ref)
@@ -420,6 +433,17 @@ class _Run:
                 return _There("conflict", there.stamp, "it changed at the target after it was shown")
         return _There(action, there.stamp, reason)
 
+    def _age(self, record: Record) -> int | None:
+        """When the session was last changed: by its store, else by the times in the document."""
+        at = record.stamp.changed_at
+        if at is None:
+            at = self._ages.get(record.ref)
+        if at is None and record.ref.kind == "document":
+            outline = codec.outline(record.ref, _payload(record), self._now())
+            times = (outline.updated_at, outline.active_at, outline.newest_message_at)
+            at = max((time for time in times if time is not None), default=None)
+        return at
+
     def _ttl(self, record: Record, read_at: int) -> int | None:
         """The life of the copy, in ms, as of now."""
         if not self._options.keep_ttl:
@@ -428,22 +452,42 @@ class _Run:
         return None if left is None else max(1, left - (self._now() - read_at))
 
     def _write(self, puts: list[Put], ours: dict[Ref, Stamp]) -> list[Ref]:
-        """Write them, each all or nothing; gives back those whose place at the target changed meanwhile."""
+        """Write them, each all or nothing; gives back those to look at again.
+
+        Their place at the target changed meanwhile, or they could not be written, and a second look may tell why.
+        Raises StoreError if the store is lost.
+        """
         again: list[Ref] = []
         new = [put for put in puts if put.expect is None]
         old = [put for put in puts if put.expect is not None]
-        for put, result in (*zip(new, self._target.put_many(new), strict=True), *((p, self._replace(p)) for p in old)):
+        written = zip(new, self._target.put_many(new), strict=True)
+        for put, result in chain(written, ((put, self._replace(put)) for put in old)):
             if isinstance(result, Stamp):
-                if put.ttl_ms is not None and result.ttl_ms is None and put.ref not in ours:
-                    self._outcome.lost_ttl.append(put.ref)
+                self._note_losses(put, result, again=put.ref in ours)
                 ours[put.ref] = result
             elif isinstance(result, SessionChanged):
                 again.append(put.ref)
             elif isinstance(result, StoreError) and not isinstance(result, WriteFailed):
-                raise result
+                self._target.exists()  # raises if it is lost
+                if put.ref in self._errors:
+                    self._fail(put.ref, result)
+                else:
+                    self._errors[put.ref] = result
+                    again.append(put.ref)
             else:
                 self._fail(put.ref, result)
         return again
+
+    def _note_losses(self, put: Put, made: Stamp, *, again: bool) -> None:
+        """What the store did not keep of a copy, going by its stamp."""
+        if again:
+            return
+        if put.ttl_ms is not None and made.ttl_ms is None:
+            self._outcome.lost_ttl.append(put.ref)
+        if put.ref.kind == "log" and put.changed_at is not None:
+            at = made.changed_at
+            if at is None or abs(at - put.changed_at) > 2 * RESOLUTION:
+                self._outcome.lost_age.append(put.ref)
 
     def _replace(self, put: Put) -> Stamp | SessionctlError:
         """Put a session in another's place, under its lock."""
@@ -456,12 +500,7 @@ class _Run:
 
     def _verified(self, written: Mapping[Ref, bytes], ours: dict[Ref, Stamp]) -> list[Ref]:
         """Read back what was written. What is not the same is said, and removed if nobody has touched it since."""
-        good: list[Ref] = []
-        for back in self._target.records(Want.WHOLE, tuple(written)) if written else ():
-            if back.error is None:
-                pieces = self._target.chunks(back.ref) if back.payload is None else (back.payload,)
-                if relation(written[back.ref], pieces) == "same":
-                    good.append(back.ref)
+        good = list(self._target.same(written)) if written else []
         for ref in written.keys() - set(good):
             self._outcome.failed.append(Failure(ref, "the target gave back something else than was written"))
             try:
@@ -485,7 +524,7 @@ class _Run:
             with self._source.lock(ref, self._options.lock_wait) as lease:
                 moment = self._now()
                 summary = summarise(self._source, record, self._context._replace(now=moment, holders={}))
-                kept = protection(summary, self._options.guard, moment)
+                kept: str | None = protection(summary, self._options.guard, moment)
                 if kept is None and ref in self._context.strays:
                     kept = "a temporary file lies beside it (sessionctl repair)"
                 if kept is not None:

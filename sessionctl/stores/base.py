@@ -6,7 +6,7 @@ A new store implements the abstract methods below and runs the contract tests (`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -115,6 +115,25 @@ class Store(ABC):
                 record = record._replace(payload=b"".join(self.chunks(ref)))
             return record
         raise SessionNotFound(quoted(ref.key))
+
+    def ages(self, refs: Sequence[Ref]) -> dict[Ref, int]:
+        """The ages (ms, as ``Stamp.changed_at``) of those sessions whose stamps do not tell though the store knows.
+
+        Where reading counts as use they must be asked for before anything else is.
+        """
+        return {}
+
+    def same(self, payloads: Mapping[Ref, bytes]) -> Iterator[Ref]:
+        """Those of these sessions that are here with exactly this payload, read anew."""
+        for record in self.records(Want.WHOLE, tuple(payloads)):
+            if record.error is not None:
+                continue
+            payload, at, equal = payloads[record.ref], 0, True
+            for chunk in (record.payload,) if record.payload is not None else self.chunks(record.ref):
+                equal = equal and payload[at : at + len(chunk)] == chunk
+                at += len(chunk)
+            if equal and at == len(payload):
+                yield record.ref
 
     def check_key(self, ref: Ref) -> None:
         """Raise InvalidKey if this store can never hold a session of that key."""

@@ -419,24 +419,33 @@ def test_a_copy_that_is_not_the_same_fails_and_is_taken_back() -> None:
 
 
 class Failing(MemoryStore):
-    """A target that refuses one session, and is lost at another."""
+    """A target that refuses one session, cannot write another, and is lost at a third."""
+
+    lost = False
 
     def put(self, ref: Ref, payload: bytes, **more: Any) -> Stamp:
         if ref.key == "refused":
             raise WriteFailed("value of 3.0 MB refused by the server")
-        if ref.key == "s5":
+        if ref.key in ("s5", "odd"):
+            self.lost = ref.key == "s5"
             raise StoreError("the server is gone")
         return super().put(ref, payload, **more)
+
+    def exists(self) -> bool:
+        if self.lost:
+            raise StoreError("the server is gone")
+        return True
 
 
 def test_a_refused_session_fails_and_a_lost_store_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "BATCH_COUNT", 2)
-    source = fill(MemoryStore(), (doc("refused"), document("refused")))
+    source = fill(MemoryStore(), (doc("refused"), document("refused")), (doc("odd"), document("odd")))
     fill(source, *((doc(f"s{i}"), document(f"s{i}")) for i in range(9)))
     target, outcome = Failing(), ops.Outcome()
     with pytest.raises(StoreError, match="gone"):
         ops.migrate(source, target, sorted(contents(source)), ops.Options(), outcome, now=now)
-    assert [failure.ref for failure in outcome.failed] == [doc("refused")]
+    assert {failure.ref for failure in outcome.failed} == {doc("odd"), doc("refused")}
+    target.lost = False
     assert {c.ref for c in outcome.copied} <= set(contents(target)) and 3 <= len(outcome.copied) <= 5
 
 
@@ -498,7 +507,7 @@ def collect(folder: Path, names: Sequence[Path] = FOLDERS) -> Path:
     for number, path in enumerate(sorted(p for place in names for p in place.iterdir())):
         made = folder / path.name
         made.write_bytes(path.read_bytes())
-        os.utime(made, (1_780_000_000 + 1000 * number,) * 2)
+        os.utime(made, (time.time() - 86_400 - 1000 * number,) * 2)
     return folder
 
 
@@ -531,7 +540,7 @@ def test_two_thousand_sessions_go_to_redis_and_back(tmp_path: Path, redis: Serve
             b"".join(entry(n, f"t{i}") for n in range(1, 2 + i % 9))
         )
         for name in (f"d{i}.json", f"acme:production:bot:{i}.jsonl"):
-            os.utime(folder / name, (1_790_000_000 + 37 * i + 0.25,) * 2)
+            os.utime(folder / name, (time.time() - 100_000 - 37 * i,) * 2)
     with open_store(folder) as source, open_store(redis.url()) as middle, open_store(f"{tmp_path}/end") as end:
         assert copy(source, middle).verified == 2000
         assert redis.client().dbsize() == 2000

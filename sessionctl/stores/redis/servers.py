@@ -61,7 +61,7 @@ class Link:
         connection = self._connection
         answers: list[Answer] = []
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
+            connection.send_packed_command([packed(commands)])
             for _ in commands:
                 try:
                     answers.append(connection.read_response())
@@ -120,6 +120,17 @@ def outcome(answers: Sequence[Answer]) -> list[Answer] | Exception | None:
             return answer
     done: list[Answer] | None = answers[-1]
     return next((answer for answer in done or () if isinstance(answer, Exception)), done)
+
+
+def packed(commands: Sequence[Command]) -> bytes:
+    """The commands as the protocol writes them, in one piece: much faster than the client's own way, item by item."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for value in command:
+            data = value if isinstance(value, bytes) else str(value).encode()
+            parts += (b"$%d\r\n" % len(data), data, b"\r\n")
+    return b"".join(parts)
 
 
 class Servers:

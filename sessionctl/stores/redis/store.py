@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
@@ -375,6 +375,27 @@ class RedisStore(Store):
                 if isinstance(answer, bytes):
                     yield key, answer
 
+    def ages(self, refs: Sequence[Ref]) -> dict[Ref, int]:
+        """The idle times of documents, which their stamps leave out since a document's own times come first."""
+        documents = [ref for ref in refs if ref.kind == "document"]
+        found = zip(documents, self._ages([self._key(ref) for ref in documents]), strict=True)
+        oldest = (time.time_ns() // 1_000_000_000 - LONGEST_IDLE) * 1000
+        return {ref: at for ref, (at, _) in found if at is not None and at > oldest}
+
+    def same(self, payloads: Mapping[Ref, bytes]) -> Iterator[Ref]:
+        """By GET and LRANGE alone, in portions of bounded size."""
+        left = iter(payloads.items())
+        while portion := list(_up_to(left, IN_FLIGHT)):
+            asked: list[tuple[bytes, Command]] = []
+            for ref, _ in portion:
+                key = self._key(ref)
+                asked.append((key, ("GET", key) if ref.kind == "document" else ("LRANGE", key, 0, -1)))
+            with told(self._address):
+                answers = self._servers.ask(asked)
+            for (ref, payload), answer in zip(portion, answers, strict=True):
+                if payload == (join(answer) if isinstance(answer, list) else answer):
+                    yield ref
+
     def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
         """By GET and PTTL of the locks' keys. A lock without an expiry says so in its note."""
         pairs = self._locked() if refs is None else ((_lock_key(ref), ref) for ref in dict.fromkeys(refs))
@@ -425,15 +446,14 @@ class RedisStore(Store):
         ref, payload, expect, changed_at, ttl_ms = put
         self.check_key(ref)
         key = self._key(ref)
-        if ref.kind == "document":
-            steps: list[Command] = [_set(key, payload, ttl_ms)]
+        dump = None if changed_at is None else self._dump(put)
+        steps: list[Command]
+        if dump is not None and changed_at is not None:
+            steps = [_restore(key, dump, _idle(self._clock_at(key), changed_at), ttl_ms, "REPLACE")]
+        elif ref.kind == "document":
+            steps = [_set(key, payload, ttl_ms)]
         else:
-            items = split(payload, ref)
-            dump = None if changed_at is None else self._dump(key, items)
-            if dump is not None and changed_at is not None:
-                steps = [_restore(key, dump, _idle(self._clock_at(key), changed_at), ttl_ms, "REPLACE")]
-            else:
-                steps = [("UNLINK", key), *_pushes(key, items), *_expiry(key, ttl_ms)]
+            steps = [("UNLINK", key), *_pushes(key, split(payload, ref)), *_expiry(key, ttl_ms)]
         self._guarded(
             ref, expect, lambda link, seen: steps, lambda seen: seen.payload == payload, len(payload), unsure=unsure
         )
@@ -468,27 +488,30 @@ class RedisStore(Store):
             (info,) = self._servers.ask([(key, _CLOCK)])
         return _clock(info)
 
-    def _dump(self, key: bytes, items: Sequence[bytes]) -> bytes | None:
-        """The list as DUMP gives it, made by the server under a name that exists only inside one transaction.
+    def _dump(self, put: Put) -> bytes | None:
+        """The value as DUMP gives it, made by the server under a name that exists only inside one transaction.
 
         None where the server or our rights do not allow it: the age is not kept then, as the stamp will say.
         """
         with told(self._address):
             for pause in self._servers.tries():
-                (done,) = self._servers.transactions([self._dumping(key, items)])
+                (done,) = self._servers.transactions([self._dumping(put)])
                 if not isinstance(done, (*LOST, *MOVED)):
                     break
                 pause()
                 self._servers.refresh()
-            if isinstance(done, failed.NoPermissionError) or "unknown command" in str(done).lower():
-                return None
+            if isinstance(done, (failed.NoPermissionError, *LOST)) or "unknown command" in str(done).lower():
+                return None  # what lost the connection may be the size of the value: the write itself tells
             if isinstance(done, Exception):
                 raise done
         return _dumped(done)
 
-    def _dumping(self, key: bytes, items: Sequence[bytes]) -> tuple[bytes, list[Command]]:
+    def _dumping(self, put: Put) -> tuple[bytes, list[Command]]:
+        key = self._key(put.ref)
         new = self._servers.beside(key, secrets.token_hex(8))
-        return key, [*_pushes(new, items), ("DUMP", new), ("UNLINK", new)]
+        is_log = put.ref.kind == "log"
+        writes = _pushes(new, split(put.payload, put.ref)) if is_log else [_set(new, put.payload, None)]
+        return key, [*writes, ("DUMP", new), ("UNLINK", new)]
 
     def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
         if ref.kind != "log":
@@ -660,16 +683,18 @@ class RedisStore(Store):
         """What the server answers to those that one command can write, by ``id`` of the item."""
         asked: list[tuple[bytes, Command]] = []
         written: list[Put] = []
-        for item in items:
-            if item.ref.kind == "document":
-                key = self._key(item.ref)
+        documents = [item for item in items if item.ref.kind == "document"]
+        clock = self._clock_at(self._key(documents[0].ref)) if documents else 0
+        for item in documents:
+            key = self._key(item.ref)
+            if item.changed_at is None:
                 asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
-                written.append(item)
+            else:
+                asked.append((key, _make_aged(key, item.payload, _idle(clock, item.changed_at), item.ttl_ms)))
+            written.append(item)
         logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
         if logs:
-            dumps = self._servers.transactions(
-                [self._dumping(self._key(item.ref), split(item.payload, item.ref)) for item in logs]
-            )
+            dumps = self._servers.transactions([self._dumping(item) for item in logs])
             clock = self._clock_at(self._key(logs[0].ref))
             for item, done in zip(logs, dumps, strict=True):
                 if isinstance(done, list) and item.changed_at is not None:
@@ -832,8 +857,32 @@ def _portions(sizes: dict[Ref, _Size]) -> Iterator[list[Ref]]:
         yield portion
 
 
+def _up_to(items: Iterator[tuple[Ref, bytes]], limit: int) -> Iterator[tuple[Ref, bytes]]:
+    """The next items until their payloads are ``limit`` bytes or more."""
+    for item in items:
+        yield item
+        limit -= len(item[1])
+        if limit <= 0:
+            return
+
+
 def _set(key: bytes, payload: bytes, ttl_ms: int | None) -> Command:
     return ("SET", key, payload) if ttl_ms is None else ("SET", key, payload, "PX", max(1, ttl_ms))
+
+
+_MAKE_AGED = b"""
+if redis.call('EXISTS', KEYS[1]) == 1 then return false end
+redis.call('SET', KEYS[1], ARGV[1])
+local dump = redis.pcall('DUMP', KEYS[1])
+local aged = type(dump) == 'string' and redis.pcall('RESTORE', KEYS[1], ARGV[2], dump, 'REPLACE', 'IDLETIME', ARGV[3])
+if not (aged and aged.ok) and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return redis.status_reply('OK')
+"""
+
+
+def _make_aged(key: bytes, payload: bytes, idle: int, ttl_ms: int | None) -> Command:
+    """SET NX with an idle time, in one step; where DUMP or RESTORE is not allowed, without."""
+    return ("EVAL", _MAKE_AGED, 1, key, payload, 0 if ttl_ms is None else max(1, ttl_ms), idle)
 
 
 def _pushes(key: bytes, items: Sequence[bytes]) -> list[Command]:
