@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
 from typing import Annotated
 
 import typer
 
+from ..config import hide_secrets
 from ..durations import parse_duration
-from ..errors import TooMany, UsageError
+from ..errors import SessionctlError, TooMany, UsageError
 from ..ops import gc as ops
+from ..ops import keep, metrics, plans
 from ..ops.select import Summary
 from .defaults import given
-from .options import SAFETY, Common, Filters, Safety, now_ms, takes, wait_seconds
+from .options import SAFETY, Common, Filters, Safety, default_store, now_ms, takes, wait_seconds
+from .output import Output
 from .progress import progress
 from .removal import FORMATS, Report, archived, carry_out, cutoff
 
 app = typer.Typer(add_completion=False)
 RULES = "What is expired (either rule suffices)"
+BATCH = "Plans and metrics"
+RULE_NAMES = ops.Rules.__struct_fields__
 
 
 @app.command(
@@ -63,49 +71,131 @@ def gc(
     lock_wait: Annotated[
         str, typer.Option("--lock-wait", help="How long to wait for a locked session.", rich_help_panel=SAFETY)
     ] = "0s",
+    save_plan: Annotated[
+        str | None,
+        typer.Option(
+            "--save-plan", metavar="FILE", help="Write what would be deleted; delete nothing.", rich_help_panel=BATCH
+        ),
+    ] = None,
+    plan_file: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Delete what this plan lists and is still as it was listed, nothing else.",
+            rich_help_panel=BATCH,
+        ),
+    ] = None,
+    metrics_file: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", metavar="FILE", help="Write what was done in Prometheus's text format.", rich_help_panel=BATCH
+        ),
+    ] = None,
 ) -> None:
     """Remove the sessions that a rule calls expired.
 
     Locked and active sessions, those awaiting approval, damaged ones and those of uncertain age are kept.
     """
-    started, now = time.monotonic(), now_ms()
     out = common.out(*FORMATS)
-    if given(context, *ops.Rules.__struct_fields__):
+    if given(context, *RULE_NAMES):
         # A rule that was asked for is not widened by one that stands in the configuration.
         older_than = older_than if given(context, "older_than") else None
         ttl = ttl if given(context, "ttl") else None
         idle = idle if given(context, "idle") else None
         keep_last = keep_last if given(context, "keep_last") else None
     rules = ops.Rules(_span(older_than), _span(ttl), _span(idle), keep_last)
-    if not rules:
+    if plan_file is not None:
+        others = [*RULE_NAMES, "patterns", "limit", "save_plan", *(field.name for field in fields(filters))]
+        if given(context, *others):
+            raise UsageError("--plan deletes what the plan lists: rules, filters and --limit do not go with it")
+        rules = ops.Rules()
+    elif not rules:
         raise UsageError("gc needs a rule: --older-than, --ttl, --idle or --keep-last", hint="such as --older-than 30d")
-    chosen = filters.build(now, tuple(patterns or ()))
+    for option, path in (("--save-plan", save_plan), ("--metrics", metrics_file)):
+        if path is not None:
+            keep.check_place(path, option)
+    most = _most(max_delete)
+    if plan_file is not None and most is not None and most[1]:
+        raise UsageError("--max-delete takes a number, not a percentage, with --plan")
+    run = _Run(common, out, dry_run=safety.dry_run or save_plan is not None, metrics=metrics_file)
+    safety = replace(safety, dry_run=run.dry_run)
+    chosen = filters.build(run.now, tuple(patterns or ()))
     min_idle = parse_duration(safety.min_idle, zero=True)
     wait = wait_seconds(lock_wait)
-    most = _most(max_delete)
-    with common.open() as store:
+    with run.measured(), common.open() as store:
+        run.store = store.url
         settings = common.settings(store)
         safety = archived(safety, settings)
         guard = ops.Protection(min_idle, include_damaged, settings.protect, force=safety.force)
         acting = not safety.dry_run and (safety.yes or out.can_ask) and store.exists()
         with store.lock_store("gc") if acting else nullcontext():
-            with progress("looking", None, quiet=common.quiet) as tick:
-                plan = ops.plan_gc(store, rules, chosen, guard, now, limit=limit, tick=tick)
+            if plan_file is not None:
+                plan = plans.load(plan_file, store, run.now)
+            else:
+                with progress("looking", None, quiet=common.quiet) as tick:
+                    plan = ops.plan_gc(store, rules, chosen, guard, run.now, limit=limit, tick=tick)
             _check_most(plan, most, max_delete)
-            report = Report(out, plan, dry_run=safety.dry_run, started=started)
+            report = run.begin(plan)
             if safety.dry_run or common.verbose:
                 for stray in store.strays():
                     out.note(f"left alone: {stray.name} {stray.note}")
             surplus = {a.ref for a in plan.actions if rules.keep_last is not None}
 
             def recheck(summary: Summary, at: int) -> str | None:
-                if ops.expired(summary, rules, at) is None and summary.ref not in surplus:
-                    return "no longer expired"
+                if rules and ops.expired(summary, rules, at) is None and summary.ref not in surplus:
+                    return ops.Reason("changed", "no longer expired")
                 return ops.protection(summary, guard, at)
 
             spans = [span for span in (rules.older_than, rules.idle) if span is not None]
-            code = carry_out(report, store, common, safety, recheck, what=cutoff(now, spans), lock_wait=wait)
-    raise typer.Exit(code)
+            run.code = carry_out(report, store, common, safety, recheck, what=cutoff(run.now, spans), lock_wait=wait)
+            if save_plan is not None:
+                plans.save(save_plan, store, plan)
+                out.note(f"the plan is in {save_plan}; carry it out with --plan")
+    raise typer.Exit(run.code)
+
+
+class _Run:
+    """One run of gc: when it began, what came of it, and its metrics, which are written however it ends."""
+
+    def __init__(self, common: Common, out: Output, *, dry_run: bool, metrics: str | None) -> None:
+        self.started = time.monotonic()
+        self.now = now_ms()
+        self.out = out
+        self.dry_run = dry_run
+        self.metrics = None if dry_run else metrics
+        self.store = default_store(common.store)
+        self.report: Report | None = None
+        self.code = 0
+
+    def begin(self, plan: ops.Plan) -> Report:
+        """The report on what is to be done, told as a log line where nobody looks on."""
+        log_as = None if sys.stderr.isatty() else "gc"
+        self.report = Report(self.out, plan, dry_run=self.dry_run, started=self.started, log_as=log_as)
+        return self.report
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Write the metrics at the end; a failure is one of the things they tell."""
+        try:
+            yield
+        except SessionctlError as error:
+            self.code = error.exit_code
+            raise
+        except KeyboardInterrupt:
+            self.code = 130
+            raise
+        finally:
+            if self.metrics is not None:
+                metrics.write(
+                    self.metrics,
+                    hide_secrets(self.store),
+                    self.report.plan if self.report else None,
+                    self.report.outcome if self.report else None,
+                    code=self.code,
+                    seconds=time.monotonic() - self.started,
+                    now=now_ms(),
+                )
 
 
 def _span(text: str | None) -> int | None:

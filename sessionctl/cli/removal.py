@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,19 @@ FORMATS = ("table", "json", "jsonl", "ids")
 
 
 class Report:
-    """One run of a removing command: its plan, what came of it, and how it is told."""
+    """One run of a removing command: its plan, what came of it, and how it is told.
 
-    def __init__(self, out: Output, plan: ops.Plan, *, dry_run: bool, started: float) -> None:
+    ``log_as``: the run is told in one line for a log, which begins with this name; None: for people.
+    """
+
+    def __init__(
+        self, out: Output, plan: ops.Plan, *, dry_run: bool, started: float, log_as: str | None = None
+    ) -> None:
         self.out = out
         self.plan = plan
         self.dry_run = dry_run
         self.started = started
+        self.log_as = log_as
         self.outcome = ops.Outcome(skipped=list(plan.skipped), failed=list(plan.unreadable))
 
     def as_json(self) -> dict[str, Any]:
@@ -68,7 +75,7 @@ class Report:
                 safe_line(a.ref.key) if wide else short_key(a.ref.key),
                 "–" if a.messages is None else str(a.messages),
                 size(a.stamp.size),
-                a.reason,
+                safe_line(a.reason),
             )
             for a in self.plan.actions
         )
@@ -92,7 +99,7 @@ class Report:
             out.rows(({"key": a.ref.key} for a in done), ("key",))
         elif self.dry_run:
             self.show_plan()
-        else:
+        elif self.log_as is None or out.verbose:
             for action in self.outcome.deleted:
                 at = action.last_activity_at
                 span = "age unknown" if at is None else ago(self.plan.made_at - at)
@@ -101,6 +108,9 @@ class Report:
 
     def _say_rest(self) -> None:
         out, outcome = self.out, self.outcome
+        if self.log_as is not None and not self.dry_run:
+            self._log(self.log_as)
+            return
         if out.format == "table" or out.verbose:
             for skip in outcome.skipped:
                 out.note(f"skipped {skip.ref.key}: {skip.reason}")
@@ -113,6 +123,22 @@ class Report:
         for name, count in (("skipped", len(outcome.skipped)), ("failed", len(outcome.failed))):
             line += f", {count} {name}" if count else ""
         out.note(f"{line}, {self.plan.scanned:,} looked at")
+
+    def _log(self, name: str) -> None:
+        """The run in one line, and failures in one each: what ends up in a log or in a mail of cron."""
+        out, outcome = self.out, self.outcome
+        for failure in outcome.failed:
+            out.note(f"{name}: failed {failure.ref.key}: {failure.error}")
+        reasons = Counter(getattr(skip.reason, "code", "other") for skip in outcome.skipped)
+        kinds = ",".join(f"{reason}:{count}" for reason, count in sorted(reasons.items()))
+        store = self.plan.store if " " not in self.plan.store else f'"{self.plan.store}"'
+        out.note(
+            f"{iso(now_ms())} {name} store={store} scanned={self.plan.scanned} "
+            f"matched={len(self.plan.actions) + len(self.plan.skipped)} deleted={len(outcome.deleted)} "
+            f"archived={len(outcome.archived)} skipped={len(outcome.skipped)}{f'({kinds})' if kinds else ''} "
+            f"failed={len(outcome.failed)} freed_bytes={outcome.freed} "
+            f"seconds={time.monotonic() - self.started:.3f}"
+        )
 
 
 def archived(safety: Safety, settings: StoreConfig) -> Safety:

@@ -87,11 +87,11 @@ def tail(
     if cursor is not None:
         keep.check_place(cursor, "--cursor")
     with common.open() as store:
-        known = cursors.load(cursor, store.url) if cursor is not None else None
+        known = cursors.load(cursor, keep.identity(store)) if cursor is not None else None
         refs = frozenset(named(store, ids).refs) if ids else None
         follower = Follower(store, known)
         printer = Printer(out, several=refs is None or len(refs) > 1, full=full)
-        kept = Kept(cursor, store.url, follower)
+        kept = Kept(cursor, keep.identity(store), follower)
         try:
             try:
                 if known is None:

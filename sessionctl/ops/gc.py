@@ -7,7 +7,7 @@ session it was decided for; ``apply`` acts one session at a time and skips what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -78,30 +78,44 @@ def surplus(sessions: Iterable[tuple[Ref, str | None, int | None]], keep: int) -
     return {ref for group in groups.values() for _, ref in sorted(group, reverse=True)[keep:]}
 
 
-def protection(summary: Summary, rule: Protection, now: int) -> str | None:
+class Reason(str):
+    """Why a session is left alone, for people; ``code`` names the kind of reason, for programs that count."""
+
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.code, str(self)
+
+
+def protection(summary: Summary, rule: Protection, now: int) -> Reason | None:
     """Why a session must not be touched, for people; None if it may be (DESIGN.md, Protected)."""
     from ..keys import matches
 
     if rule.patterns and matches(summary.key, rule.patterns):
-        return "protected by the configuration"
+        return Reason("protected", "protected by the configuration")
     if rule.force:
         return None
     if summary.error is not None:
-        return f"cannot be read: {summary.error}"
+        return Reason("unreadable", f"cannot be read: {summary.error}")
     if summary.holder is not None and not rule.wait_for_locks:
-        return summary.holder.sentence(now)
+        return Reason("locked", summary.holder.sentence(now))
     if summary.status == "awaiting-approval":
-        return "awaiting approval"
+        return Reason("awaiting-approval", "awaiting approval")
     if summary.status == "damaged" and not rule.include_damaged:
-        return "damaged (--include-damaged removes it)"
+        return Reason("damaged", "damaged (--include-damaged removes it)")
     if summary.outline.absurd_time is not None:
-        return f"its age is uncertain: {summary.outline.absurd_time}"
+        return Reason("uncertain-age", f"its age is uncertain: {summary.outline.absurd_time}")
     if summary.last_activity_at is None:
-        return "its age is unknown"
+        return Reason("uncertain-age", "its age is unknown")
     if summary.last_activity_at > now:
-        return "its time lies in the future"
+        return Reason("uncertain-age", "its time lies in the future")
     if rule.min_idle and now - summary.last_activity_at < rule.min_idle:
-        return f"changed {ago(now - summary.last_activity_at)} ago"
+        return Reason("in-use", f"changed {ago(now - summary.last_activity_at)} ago")
     return None
 
 
@@ -121,7 +135,7 @@ class Action(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """A session that a rule meant but that is left alone, and why."""
+    """A session that a rule meant but that is left alone, and why (a ``Reason`` where its kind is known)."""
 
     ref: Ref
     reason: str
@@ -195,7 +209,7 @@ def plan_gc(
 
 
 class _Candidate(NamedTuple):
-    """A session that may have to go: without a reason where no age rule gives one. ``kept`` says what protects it."""
+    """A session that may have to go; ``action`` has no reason where no age rule gives one. ``kept``: why it stays."""
 
     action: Action
     kept: str | None
@@ -334,9 +348,9 @@ def apply(
             else:
                 _remove(store, action, outcome, now, recheck, archive, context, lambda: None)
         except (SessionLocked, SessionChanged) as error:
-            outcome.skipped.append(Skip(action.ref, str(error)))
+            outcome.skipped.append(Skip(action.ref, Reason(error.code, str(error))))
         except SessionNotFound:
-            outcome.skipped.append(Skip(action.ref, "gone meanwhile"))
+            outcome.skipped.append(Skip(action.ref, Reason("gone", "gone meanwhile")))
         except SessionctlError as error:
             outcome.failed.append(Failure(action.ref, str(error), error.exit_code))
         tick()
@@ -419,6 +433,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "Protection",
+    "Reason",
     "Rules",
     "Skip",
     "apply",

@@ -11,7 +11,9 @@ import msgspec
 
 from ..errors import UsageError
 from ..keys import quoted
+from ..stores.base import Store
 from ..stores.files import chunks_at, reason, replace_at
+from ..stores.folder import FolderStore
 
 T = TypeVar("T")
 LARGEST = 256 << 20
@@ -63,6 +65,14 @@ def read(path: str, option: str) -> bytes | None:
         raise UsageError(f"{option}: cannot read {quoted(path, 300)}: {reason(error)}") from None
     finally:
         os.close(descriptor)
+
+
+def identity(store: Store) -> str:
+    """A store's name in such a file: without secrets, and the same from whatever folder the command is started."""
+    if isinstance(store, FolderStore):
+        prefix = f"{store.kinds[0]}s:" if len(store.kinds) == 1 else ""
+        return prefix + os.path.realpath(store.path)
+    return store.url
 
 
 def encode(value: msgspec.Struct) -> bytes:
