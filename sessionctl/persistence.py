@@ -59,8 +59,14 @@ _TRIES = 5
 """How often a save is made anew when somebody without our lock wrote in between."""
 
 
-class _Unchecked(Enum):
+class Unchecked(Enum):
+    """The type of UNCHECKED."""
+
     UNCHECKED = "unchecked"
+
+
+UNCHECKED: Final = Unchecked.UNCHECKED
+"""``principal_id=UNCHECKED``: load whoever the owner is. (None is a principal that somebody failed to find out.)"""
 
 
 def now_ms() -> int:
@@ -81,8 +87,8 @@ class PersistenceBackend(Protocol):
     def save(self, session_id: str, data: Mapping[str, Any]) -> None:
         """Create or update a session."""
 
-    def load(self, session_id: str) -> SessionData | None:
-        """The whole session, None if there is none."""
+    def load(self, session_id: str, *, principal_id: str | Unchecked | None = UNCHECKED) -> SessionData | None:
+        """The whole session, None if there is none; with ``principal_id`` only to its owner (``check_owner``)."""
 
     def delete(self, session_id: str) -> None:
         """Remove a session, if it is there."""
@@ -147,9 +153,7 @@ class StoreBackend:
                     if attempt == _TRIES - 1:
                         raise
 
-    def load(
-        self, session_id: str, *, principal_id: str | _Unchecked | None = _Unchecked.UNCHECKED
-    ) -> SessionData | None:
+    def load(self, session_id: str, *, principal_id: str | Unchecked | None = UNCHECKED) -> SessionData | None:
         """The whole session, None if there is none; numbers keep their spelling when it is saved again.
 
         With ``principal_id`` the session must belong to exactly that principal: OwnershipMismatch is raised for another
@@ -160,8 +164,7 @@ class StoreBackend:
         if text is None:
             return None
         document = cast(SessionData, spelled_loads(text))
-        if not isinstance(principal_id, _Unchecked) and not same_owner(document.get("principalId"), principal_id):
-            raise OwnershipMismatch
+        check_owner(document, principal_id)
         return document
 
     def delete(self, session_id: str) -> None:
@@ -247,6 +250,12 @@ class StoreBackend:
         if self.ttl is not None:
             return round(self.ttl * 1000)
         return stamp.ttl_ms if stamp is not None else None
+
+
+def check_owner(session: Mapping[str, Any], principal_id: str | Unchecked | None) -> None:
+    """Raise OwnershipMismatch unless the session belongs to exactly that principal, or nobody asked."""
+    if not isinstance(principal_id, Unchecked) and not same_owner(session.get("principalId"), principal_id):
+        raise OwnershipMismatch
 
 
 def same_owner(owner: object, claimed: object) -> bool:

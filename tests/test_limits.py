@@ -23,7 +23,7 @@ from sessionctl.errors import (
 )
 from sessionctl.limits import SessionManager, is_expired, owner_hash, without_draft
 from sessionctl.model import Ref
-from sessionctl.persistence import PersistenceBackend, StoreBackend
+from sessionctl.persistence import UNCHECKED, PersistenceBackend, StoreBackend, Unchecked
 from sessionctl.stores.base import ANY
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
@@ -47,8 +47,8 @@ class Plain:
     def save(self, session_id: str, data: Mapping[str, Any]) -> None:
         self.inner.save(session_id, data)
 
-    def load(self, session_id: str) -> dict[str, Any] | None:
-        return self.inner.load(session_id)
+    def load(self, session_id: str, *, principal_id: str | Unchecked | None = UNCHECKED) -> dict[str, Any] | None:
+        return self.inner.load(session_id, principal_id=principal_id)
 
     def delete(self, session_id: str) -> None:
         self.inner.delete(session_id)

@@ -27,9 +27,12 @@ from sessionctl.errors import (
 from sessionctl.model import Ref, Stamp
 from sessionctl.persistence import (
     FIELDS,
+    UNCHECKED,
     PersistenceBackend,
     StoreBackend,
+    Unchecked,
     check_backend,
+    check_owner,
     create_persistence_backend,
     merge,
     register_backend,
@@ -389,8 +392,10 @@ class Mine:
     def save(self, session_id: str, data: Mapping[str, Any]) -> None:
         self.kept[session_id] = dict(data)
 
-    def load(self, session_id: str) -> dict[str, Any] | None:
-        return self.kept.get(session_id)
+    def load(self, session_id: str, *, principal_id: str | Unchecked | None = UNCHECKED) -> dict[str, Any] | None:
+        found = self.kept.get(session_id)
+        check_owner(found or {}, principal_id)
+        return found
 
     def delete(self, session_id: str) -> None:
         self.kept.pop(session_id, None)
@@ -401,7 +406,7 @@ class Mine:
 
 class Unbranded:
     def save(self, session_id: str, data: Mapping[str, Any]) -> None: ...
-    def load(self, session_id: str) -> None: ...
+    def load(self, session_id: str, *, principal_id: str | Unchecked | None = UNCHECKED) -> None: ...
     def delete(self, session_id: str) -> None: ...
     def list(self) -> list[str]:
         return []
