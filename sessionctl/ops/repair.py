@@ -13,23 +13,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import NamedTuple
 
 from .. import codec
 from ..durations import ago, iso
-from ..errors import SessionChanged, SessionctlError, SessionInUse, SessionLocked, SessionNotFound, WriteFailed
+from ..errors import (
+    SessionChanged,
+    SessionctlError,
+    SessionInUse,
+    SessionLocked,
+    SessionNotFound,
+    SomeFailed,
+    WriteFailed,
+)
 from ..history import finding
 from ..locks import Holder
 from ..model import Finding, Outline, Record, Ref, Status, Stray
 from ..stores.base import Store, Want
 from .gc import MIN_IDLE, Protection, archive_copy, protection
 from .mend import Options, Outcome, Repair, mend
+from .parallel import by_parts
 from .select import Context, Summary, summarise
 
 LEFTOVER = 3_600_000
 """ms: a temporary file older than this has no writer any more (FORMATS.md section 4, stray-temporary-file)."""
 NO_EXPIRY = "no expiry"
 """How a store marks the holder of a lock that never ends by itself."""
+_ALONE = "; the session itself is not there"
 _DIFF_LIMIT = 4000
 """Lines up to which a diff is looked for thoroughly; beyond that the time would grow with their square."""
 
@@ -112,8 +121,7 @@ def check(store: Store, now: int, refs: Iterable[Ref] | None = None) -> Iterator
     """Report on every session of a store, or on those of ``refs``; changes nothing. ``now`` is in ms."""
     refs = None if refs is None else list(refs)
     context = Context.of(store, now, refs)
-    for found in _found(store, context, refs):
-        yield _report(found)
+    yield from _found(store, context, refs)
 
 
 def repair(
@@ -137,62 +145,53 @@ def repair(
     options = options or Options()
     guard = Protection(min_idle, force=options.force, wait_for_locks=True)
     hands = _Hands(store, clock, backup, options, guard, lock_wait, context)
-    pending: list[tuple[Ref, Report]] = []
-    for found in _found(store, context, refs):
-        report = _report(found)
-        if isinstance(found, Summary) and found.error is not None:
-            yield replace(report, error=found.error, exit_code=8)
-        elif report.outcomes:
-            pending.append((report.ref, report))
+    pending: list[Report] = []
+    for report in _found(store, context, refs):
+        if not report.error and any(_is_wanted(o.finding, options) for o in report.outcomes):
+            pending.append(report)
         else:
             yield report
-    for _, report in pending:
-        yield hands.mend(report)
+    yield from map(hands.mend, pending)
 
 
-class _Lost(NamedTuple):
-    """A session of which only temporary files are there."""
-
-    ref: Ref
-    findings: tuple[Finding, ...]
-
-
-def _found(store: Store, context: Context, refs: Sequence[Ref] | None) -> Iterator[Summary | _Lost]:
-    """Each session's summary with the findings that concern its store; then those with a temporary file alone."""
+def _found(store: Store, context: Context, refs: Sequence[Ref] | None) -> Iterator[Report]:
+    """The findings of each session, also those that concern its store; then of those with a temporary file alone."""
     seen: set[Ref] = set()
-    exists = store.exists()
-    for record in store.records(Want.WHOLE, refs) if exists or not context.strays else ():
-        seen.add(record.ref)
-        summary = summarise(store, record, context)
-        if _is_stale(summary.holder):
-            assert summary.holder is not None
-            stale = finding("stale-lock", "lock", summary.holder.sentence(context.now), fixable=True)
-            summary = _with(summary, [stale])
-        yield summary
+    if store.exists() or not context.strays:
+        by_name = refs is not None
+        for report in (
+            _examined(store, context, refs) if by_name else by_parts(store, lambda part: _examined(part, context))
+        ):
+            seen.add(report.ref)
+            yield report
     for ref, strays in context.strays.items():
         if ref not in seen and (refs is None or ref in refs):
-            yield _Lost(ref, tuple(_stray_finding(stray, "; the session itself is not there") for stray in strays))
+            yield Report(ref, "damaged", tuple(Outcome(_stray_finding(s, _ALONE)) for s in strays))
 
 
-def _with(summary: Summary, extra: Sequence[Finding]) -> Summary:
-    import msgspec
+def _examined(store: Store, context: Context, refs: Sequence[Ref] | None = None) -> Iterator[Report]:
+    for record in store.records(Want.WHOLE, refs):
+        summary = summarise(store, record, context)
+        findings = summary.verdict.findings
+        if summary.holder is not None and _never_ends(summary.holder):
+            said = summary.holder.sentence(context.now)
+            findings = (*findings, finding("stale-lock", "lock", said, fixable=True))
+        error = "" if summary.error is None or record.code else summary.error
+        report = Report(record.ref, summary.status, tuple(map(Outcome, findings)), error=error)
+        yield replace(report, exit_code=SomeFailed.exit_code) if error else report
 
-    verdict = summary.verdict._replace(findings=(*summary.verdict.findings, *extra))
-    return msgspec.structs.replace(summary, verdict=verdict)
+
+def _is_wanted(found: Finding, options: Options) -> bool:
+    """Whether something is to be done about a finding."""
+    return found.fixable and options.wants(found.code) and (options.drop_drafts or found.code != "draft")
 
 
 def _stray_finding(stray: Stray, more: str = "") -> Finding:
     return finding(stray.code, stray.name, f"{stray.name} {stray.note}{more}", fixable=True)
 
 
-def _is_stale(holder: Holder | None) -> bool:
-    return holder is not None and holder.until is None and NO_EXPIRY in holder.note
-
-
-def _report(found: Summary | _Lost) -> Report:
-    if isinstance(found, _Lost):
-        return Report(found.ref, "damaged", tuple(map(Outcome, found.findings)))
-    return Report(found.ref, found.status, tuple(map(Outcome, found.verdict.findings)))
+def _never_ends(holder: Holder) -> bool:
+    return holder.until is None and NO_EXPIRY in holder.note
 
 
 class _Hands:
@@ -225,7 +224,7 @@ class _Hands:
         except SessionNotFound:
             return replace(report, skipped="gone meanwhile")
         except SessionctlError as error:
-            return replace(report, error=str(error), exit_code=8)
+            return replace(report, error=str(error), exit_code=SomeFailed.exit_code)
 
     def _break_lock(self, report: Report) -> bool:
         """Remove a lock that has no end, if one was found; True if it is gone."""
@@ -334,7 +333,7 @@ class _Hands:
         outcomes: list[Outcome] = []
         recovered: tuple[Stray, Record] | None = None
         for stray in sorted(strays, key=lambda s: -(s.stamp.changed_at or 0) if s.stamp else 0):
-            found = _stray_finding(stray, "" if record else "; the session itself is not there")
+            found = _stray_finding(stray, "" if record else _ALONE)
             if not self.options.wants(stray.code):
                 outcomes.append(Outcome(found))
                 continue
