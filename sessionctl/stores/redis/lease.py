@@ -133,7 +133,8 @@ class RedisLease(Lease):
     def _give_up(self) -> None:
         """Remove the lock if it is ours. Where the server does not answer, it ends by itself after LIFE."""
         try:
-            self._servers.one(self._key, "EVAL", _RELEASE, 1, self._key, self._token)
+            if not self._lost:
+                self._servers.one(self._key, "EVAL", _RELEASE, 1, self._key, self._token)
         except _CLOSED:
             pass
         finally:

@@ -229,9 +229,13 @@ class Servers:
 
     def _round(self, keyed: Sequence[tuple[bytes, Command]], left: Sequence[int], answers: list[Answer]) -> None:
         """Ask what is left, server by server. The answer of a server that was lost is that error."""
+        clustered = self.address.way == "cluster"
         by_server: dict[Redis, list[int]] = {}
-        for index in left:
-            by_server.setdefault(self.at(keyed[index][0]), []).append(index)
+        if clustered:
+            for index in left:
+                by_server.setdefault(self.at(keyed[index][0]), []).append(index)
+        elif left:
+            by_server[self._direct()] = list(left)
         for server, indexes in by_server.items():
             try:
                 got = self._talk(server, [keyed[index][1] for index in indexes])
@@ -240,7 +244,7 @@ class Servers:
             except LOST as error:
                 got = [error] * len(indexes)
             for index, answer in zip(indexes, got, strict=True):
-                answers[index] = self._follow(answer, keyed[index][1])
+                answers[index] = self._follow(answer, keyed[index][1]) if clustered else answer
 
     def _follow(self, answer: Answer, command: Command) -> Answer:
         """The answer to a key that has already gone to the next node of a slot that is being moved."""

@@ -112,6 +112,14 @@ class RedisStore(Store):
         self._looks_free: bool | None = None
         self._servers = Servers(address)
         self._prefixes: dict[Kind, bytes] = {"document": address.documents.encode(), "log": address.logs.encode()}
+        # The longest prefix first, each with the other things' longer ones.
+        self._told_by = sorted(
+            (
+                (kind, prefix, tuple(other for other in _RESERVED if len(other) > len(prefix)))
+                for kind, prefix in self._prefixes.items()
+            ),
+            key=lambda known: -len(known[1]),
+        )
         self._checkpoints: tuple[float, dict[str, list[tuple[bytes, tuple[str, ...]]]]] = (float("-inf"), {})
 
     @property
@@ -133,13 +141,12 @@ class RedisStore(Store):
 
     def _ref(self, key: bytes) -> Ref | None:
         """The session that a key stands for, by the longest prefix that fits; None for locks and checkpoints."""
-        found: Ref | None = None
-        longest = -1
-        for kind, prefix in self._prefixes.items():
-            if key.startswith(prefix) and len(prefix) > longest and len(key) > len(prefix):
-                longest = len(prefix)
-                found = Ref(key[longest:].decode("utf-8", "surrogateescape"), kind)
-        return None if any(key.startswith(r) and len(r) > longest for r in _RESERVED) else found
+        for kind, prefix, others in self._told_by:
+            if key.startswith(prefix) and len(key) > len(prefix):
+                return (
+                    None if key.startswith(others) else Ref(key[len(prefix) :].decode("utf-8", "surrogateescape"), kind)
+                )
+        return None
 
     def check_key(self, ref: Ref) -> None:
         if "\0" in ref.key:

@@ -159,7 +159,7 @@ def test_a_server_that_is_loading() -> None:
             made.client().set(f"pad:{number}", "x")
         made.client().save()
         made.stop()
-        again = Server(made.folder, "key-load-delay 5000", "loading-process-events-interval-bytes 1024")
+        again = Server(made.folder, "key-load-delay 1500", "loading-process-events-interval-bytes 1024")
         try:
             error = refused(again.url(), "LOADING")
             assert error.hint == "try again in a moment"
