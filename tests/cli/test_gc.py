@@ -164,9 +164,10 @@ def test_golden_output(folder: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr.startswith("sessionctl: this would delete 2 sessions, 481 B, last active before 20")
     assert "--yes" in refused.stderr
-    done = run("gc", *OLD, "-y", "-s", folder)
+    done = run("gc", *OLD, "-y", "-v", "-s", folder)
     assert done.stdout == "deleted oldest  10 d  290 B\ndeleted s1  2 d  191 B\n"
-    assert done.stderr.splitlines()[-1] == "deleted 2 sessions, 3 messages, 481 B, 1 skipped, 4 looked at"
+    line = f"gc store={folder} scanned=4 matched=3 deleted=2 archived=0 skipped=1(damaged:1) failed=0 freed_bytes=481"
+    assert line in done.stderr.splitlines()[-1]
     assert names(folder) == ["bad.json", "waiting.jsonl"]
     nothing = run("gc", *OLD, "-y", "-s", folder)
     assert (nothing.returncode, nothing.stdout) == (0, "")
@@ -291,7 +292,7 @@ def test_ctrl_c_at_the_question(folder: Path) -> None:
 
 def test_ctrl_c_during_the_work(folder: Path) -> None:
     """It ends between two sessions, says what was done, and leaves no lock behind."""
-    for number in range(4000):
+    for number in range(1500):
         (folder / f"s{number}.jsonl").write_bytes(b'{"id":"a","message":{"role":"user","content":"x"}}\n')
         set_age(folder / f"s{number}.jsonl", 2 * DAY)
     process = subprocess.Popen(
@@ -301,14 +302,14 @@ def test_ctrl_c_during_the_work(folder: Path) -> None:
         env=environment(),
         text=True,
     )
-    while len(list(folder.iterdir())) > 3990:
+    while len(list(folder.iterdir())) > 1490:
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     found = json.loads(output)
     left = names(folder)
-    assert 0 < found["deleted"] == 4000 - len(left)
+    assert 0 < found["deleted"] == 1500 - len(left)
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert all(name.endswith(".jsonl") for name in left)
