@@ -239,3 +239,32 @@ def _pass_on(secure: ssl.SSLSocket, plain: socket.socket) -> None:
             if not data:
                 return
             (plain if source is secure else secure).sendall(data)
+
+
+@contextmanager
+def lossy_front(behind: Server, word: bytes, times: int) -> Iterator[int]:
+    """A port that serves a server, yet closes the connection instead of passing on the answer to ``word``: so often."""
+    left = [times]
+
+    def serve(raw: socket.socket) -> None:
+        with suppress(OSError), raw, socket.create_connection(("127.0.0.1", behind.port)) as plain:
+            while True:
+                for source in select.select([raw, plain], [], [])[0]:
+                    data = source.recv(65_536)
+                    if not data:
+                        return
+                    (plain if source is raw else raw).sendall(data)
+                    if source is raw and word in data and left[0]:
+                        left[0] -= 1
+                        plain.recv(65_536)  # it is done by now
+                        return
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        port: int = listener.getsockname()[1]
+        yield port

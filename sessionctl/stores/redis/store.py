@@ -81,12 +81,16 @@ class _Size(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a transaction saw under its watch; ``version`` and ``payload`` only where the payload had to be read."""
+    """What a transaction saw under its watch; ``version`` and ``payload`` only where the payload had to be read.
+
+    Of a log: how many items it has, and those that were read: all, or the last.
+    """
 
     there: bool
     version: tuple[object, ...] = ()
     payload: bytes | None = None
-    last: bytes | None = None
+    length: int = 0
+    items: Sequence[bytes] = ()
 
 
 class RedisStore(Store):
@@ -526,28 +530,33 @@ class RedisStore(Store):
         self.check_key(ref)
         key = self._key(ref)
         items = split(lines, ref)
-        before = b""
+        before = _Seen(False)
+        new: list[bytes] = items
 
         def steps(link: Link, seen: _Seen) -> list[Command]:
-            nonlocal before
-            before = seen.payload or b""
-            if seen.last is not None and seen.last.startswith(b"\n"):
-                pushes = [("LSET", key, -1, _glue(seen.last, items[0])), *_pushes(key, items[1:])]
-            else:
-                pushes = _pushes(key, items)
+            nonlocal before, new
+            before, new = seen, items
+            pushes = _pushes(key, items)
+            if seen.items and seen.items[-1].startswith(b"\n"):
+                new = [_glue(seen.items[-1], items[0]), *items[1:]]
+                pushes = [("LSET", key, -1, new[0]), *_pushes(key, new[1:])]
             # Under NO-TOUCH nothing but TOUCH counts as use, not even a write.
             return [*pushes, ("TOUCH", key), ("LRANGE", key, -1, -1), ("LLEN", key), ("PTTL", key)]
 
-        answers = self._guarded(ref, expect, steps, lambda seen: seen.payload == before + lines, len(lines))
+        def done(seen: _Seen) -> bool:
+            start = before.length - (new is not items)  # a torn last item was gone on with
+            return list(seen.items[start : start + len(new)]) == new
+
+        answers = self._guarded(ref, expect, steps, done, len(lines))
         if answers is None:
             found = self.stamp(ref)
             if found is None:
                 raise SessionChanged(quoted(ref.key))
             return found
-        (last,), count, left = answers[-3:]
-        whole = before + lines if isinstance(expect, Stamp) or expect is None else None
+        (last,), length, left = answers[-3:]
+        whole = None if isinstance(expect, Any_) else (before.payload or b"") + lines
         (age,) = self._ages([key])
-        return _stamp(ref, _Size(0, *age, left if left >= 0 else None), _Read(count, last, whole))
+        return _stamp(ref, _Size(0, *age, left if left >= 0 else None), _Read(length, last, whole))
 
     def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
         """Give a log its idle time back, where DUMP and RESTORE are allowed. A document's age is in its content."""
@@ -936,24 +945,27 @@ def _other_type(ref: Ref, type_: str) -> str:
 
 def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
     """Watch a key and see what is there. Raises StoreError for a key of another type."""
-    first = 0 if whole else -1
-    read = ("LRANGE", key, first, -1) if ref.kind == "log" else ("GET", key) if whole else ("STRLEN", key)
-    type_, found = link.watch(key, ("TYPE", key), read)
+    if ref.kind == "log":
+        reads: list[Command] = [("LRANGE", key, 0 if whole else -1, -1), ("LLEN", key)]
+    else:
+        reads = [("GET", key) if whole else ("STRLEN", key)]
+    type_, found, *lengths = link.watch(key, ("TYPE", key), *reads)
     if isinstance(type_, Exception):
         raise type_
     if type_ == b"none":
         return _Seen(False)
     if type_.decode() != _TYPES[ref.kind]:
         raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_.decode())}")
-    if isinstance(found, Exception):
-        raise found
+    for answer in (found, *lengths):
+        if isinstance(answer, Exception):
+            raise answer
     if found is None or found == []:
         return _Seen(False)  # expired between the two
+    items, length = (found, lengths[0]) if ref.kind == "log" else ((), 0)
     if not whole:
-        return _Seen(True, last=found[-1] if ref.kind == "log" else None)
-    answer = _read(ref, found)
-    last = found[-1] if ref.kind == "log" else None
-    return _Seen(True, _version(ref.kind, answer), answer.payload, last)
+        return _Seen(True, length=length, items=items)
+    read = _read(ref, found)
+    return _Seen(True, _version(ref.kind, read), read.payload, length, items)
 
 
 def _compare(ref: Ref, expect: Stamp | Any_ | None, seen: _Seen) -> None:
