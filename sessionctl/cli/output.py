@@ -11,9 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec.json import encode
-from msgspec.json import format as format_json
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -60,12 +57,14 @@ def safe_line(text: str) -> str:
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """JSON in ASCII: whatever is not plain stands as a ``\\u`` escape, so that no reader obeys it."""
+    import msgspec
+
     try:
-        plain = encode(value)
+        plain = msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         plain = b"\x7f"
     if plain.isascii() and b"\x7f" not in plain:
-        return format_json(plain, indent=indent or 0).decode()
+        return msgspec.json.format(plain, indent=indent or 0).decode()
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
 
 
