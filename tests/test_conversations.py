@@ -167,6 +167,15 @@ def test_the_lock_is_held_during_the_turn_and_history_needs_none(talks: Conversa
             pass
 
 
+def test_keys_that_share_a_file_share_its_lock(folder: Path) -> None:
+    talks = Conversations(FolderStore(folder, ("log",)))
+    with talks.session("a/b") as turn:
+        turn.append(say("x"))
+        with pytest.raises(SessionLocked), talks.session("a_b", wait=0):
+            pass
+    assert talks.history("a_b") == [say("x")]
+
+
 def test_a_turn_waits_for_the_one_before(talks: Conversations) -> None:
     order: list[str] = []
     inside = threading.Event()

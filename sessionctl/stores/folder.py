@@ -26,7 +26,7 @@ from ..errors import (
     UnsupportedKind,
     WriteFailed,
 )
-from ..keys import file_name, folded, quoted
+from ..keys import SUFFIXES, file_name, folded, quoted
 from ..locks import FileLease, Holder, Lease, held_names
 from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
 from .base import BIG, LINK, TAIL, Any_, Store, Want
@@ -320,7 +320,9 @@ class FolderStore(Store):
 
     def lock(self, ref: Ref, wait: float) -> Lease:
         self._check_place()
-        return FileLease(self.path, f"{ref.kind}:{ref.key}", quoted(ref.key), wait)
+        # Logs whose keys make one file (a/b and a_b) are one session: they share its lock.
+        key = file_name(ref.key, ref.kind, new=False).removesuffix(SUFFIXES[ref.kind])
+        return FileLease(self.path, f"{ref.kind}:{key}", quoted(ref.key), wait)
 
     def lock_store(self, name: str) -> Lease:
         self._check_place()
