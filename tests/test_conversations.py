@@ -252,6 +252,21 @@ def test_a_lost_lock_in_redis_is_loud_too(redis_server: Server) -> None:
         assert redis_server.client(db=1).get(f"session-lock:{KEY}") == b"somebody else's"
 
 
+def test_a_turn_may_last_longer_than_the_life_of_its_lock(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sessionctl.stores.redis.lease.LIFE", 400)
+    monkeypatch.setattr("sessionctl.stores.redis.lease.RENEW", 0.1)
+    with open_store(redis_server.url("/3")) as store:
+        talks = Conversations(store)
+        with talks.session(KEY) as turn:
+            turn.append(say("slow"))
+            time.sleep(1)
+            with open_store(redis_server.url("/3")) as other, pytest.raises(SessionLocked):
+                other.lock(REF, 0)
+        assert talks.history(KEY) == [say("slow")]
+
+
 def test_a_session_key_may_name_the_session(talks: Conversations) -> None:
     with talks.session(SessionKey("acme", "production", "support", "42")) as turn:
         turn.append(say("hi"))
