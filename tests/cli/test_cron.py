@@ -17,12 +17,16 @@ import pytest
 from servers import Server
 from terminal import COMMAND, DOCUMENTS, LOGS, Terminal, environment, run
 
+from sessionctl.errors import UsageError
 from sessionctl.model import Ref
-from sessionctl.ops import metrics
-from sessionctl.ops.gc import Outcome, Plan, Reason, Skip
+from sessionctl.ops import metrics, plans
+from sessionctl.ops.gc import Outcome, Plan, Protection, Reason, Rules, Skip, plan_gc
+from sessionctl.ops.select import Filter
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY
 
+NOW = 1_796_083_200_000
+BARE = ("/usr/bin/env", "-i", f"PYTHONPATH={environment()['PYTHONPATH']}")
 AGED = ("--older-than", "1s", "--min-idle", "0")
 
 
@@ -116,13 +120,27 @@ def change_first(**fields: Any) -> Callable[[dict[str, Any]], object]:
 def test_a_plan_of_a_stranger_is_refused(
     store: Path, tmp_path: Path, spoil: Callable[[dict[str, Any]], object]
 ) -> None:
+    plan = tmp_path / "plan.json"
+    with open_store(store) as opened:
+        made = plan_gc(opened, Rules(older_than=1), Filter(), Protection(min_idle=0), NOW)
+        plans.save(str(plan), opened, made)
+        assert len(plans.load(str(plan), opened, NOW).actions) == len(made.actions) > 9
+        value = json.loads(plan.read_text())
+        spoil(value)
+        plan.write_text(json.dumps(value))
+        with pytest.raises(UsageError, match="plan"):
+            plans.load(str(plan), opened, NOW)
+
+
+def test_a_plan_that_names_a_file_elsewhere_deletes_nothing(store: Path, tmp_path: Path) -> None:
     plan = saved(store, tmp_path)
     value = json.loads(plan.read_text())
-    spoil(value)
+    value["sessions"][3]["key"] = "../../etc/passwd"
     plan.write_text(json.dumps(value))
     before = names(store)
     found = run("gc", "-s", store, "--plan", plan, "--yes", "--min-idle", "0", "--force")
-    assert (found.returncode, found.stdout) == (2, ""), found.stderr
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "session 4: not a valid session id: '../../etc/passwd' is a path" in found.stderr
     assert names(store) == before
 
 
@@ -159,7 +177,9 @@ def test_plans_of_other_stores(tmp_path: Path) -> None:
             assert run("gc", "-s", url, *AGED, "--save-plan", plan).returncode == 0
             with open_store(url) as store:
                 store.put(Ref("s1", "document"), payload, expect=ANY)
-            found = json.loads(run("gc", "-s", url, "--plan", plan, "--yes", "-o", "json").stdout)
+            done = run("gc", "-s", url, "--plan", plan, "--yes", "-o", "json")
+            assert done.returncode == 0, done.stderr
+            found = json.loads(done.stdout)
             assert (found["deleted"], [s["key"] for s in found["skipped"]]) == (2, ["s1"])
     finally:
         server.stop()
