@@ -121,7 +121,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
     # Nearly nothing here forms cycles: looking for them among many rows costs a fifth of the time and finds none.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-    from .output import LACKING
+    from .streams import LACKING
 
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors=LACKING)  # type: ignore[union-attr]

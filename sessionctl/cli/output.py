@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import os
@@ -21,21 +20,6 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _UNSAFE_LINE = re.compile(_UNSAFE.pattern[:-1] + "\t\n]")
-
-
-SYMBOLS = str.maketrans("→←…⚠✗✓–·─│█▉▊▋▌▍▎▏╭╮╰╯", "><~!x+-|-|######==++++")
-"""What the symbols of our own output become where the encoding has only ASCII: as wide as they are."""
-
-
-def _lacking(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    text = error.object[error.start : error.end].translate(SYMBOLS)
-    return text.encode("ascii", "backslashreplace").decode(), error.end
-
-
-LACKING = "sessionctl"
-"""The way of writing what the output's encoding lacks: a plainer symbol, else an escape. Output never fails for it."""
-codecs.register_error(LACKING, _lacking)
 
 
 def _mark(match: re.Match[str]) -> str:
