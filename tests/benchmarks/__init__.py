@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m tests.benchmarks`` runs sessionctl beside its rivals and prints the ratios."""
