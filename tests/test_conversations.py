@@ -45,6 +45,7 @@ from sessionctl.stores.base import ANY, Store
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
 
+from . import postgres
 from .servers import Server, server
 from .workers import run_all, take_turns
 
@@ -67,9 +68,11 @@ def redis_server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["folder", "memory", "sqlite", "redis"])
+@pytest.fixture(params=["folder", "memory", "sqlite", "postgresql", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "redis":
+    if request.param == "postgresql":
+        url = postgres.server().new_database()
+    elif request.param == "redis":
         url = request.getfixturevalue("redis_server").url(f"/0?logs=t{uuid.uuid4().hex}:")
     else:
         url = {"folder": f"logs:{tmp_path}/logs", "memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/s.db"}[
@@ -788,6 +791,10 @@ def test_turns_of_many_processes_and_threads_never_overlap_in_a_folder(tmp_path:
 
 def test_turns_of_many_processes_and_threads_never_overlap_in_redis(tmp_path: Path, redis_server: Server) -> None:
     prove_exclusion(redis_server.url("/0?logs=many:"), tmp_path)
+
+
+def test_turns_of_many_processes_and_threads_never_overlap_in_postgresql(tmp_path: Path) -> None:
+    prove_exclusion(postgres.server().new_database(), tmp_path)
 
 
 def test_turns_of_many_processes_and_threads_never_overlap_in_sqlite(tmp_path: Path) -> None:

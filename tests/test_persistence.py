@@ -42,6 +42,7 @@ from sessionctl.stores.base import ANY, Store
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
 
+from . import postgres
 from .servers import Server, server
 from .workers import run_all, save_often
 
@@ -56,9 +57,11 @@ def redis_server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["folder", "memory", "sqlite", "redis"])
+@pytest.fixture(params=["folder", "memory", "sqlite", "postgresql", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "redis":
+    if request.param == "postgresql":
+        url = postgres.server().new_database()
+    elif request.param == "redis":
         url = request.getfixturevalue("redis_server").url(f"/0?documents=t{uuid.uuid4().hex}:")
     else:
         url = {"folder": f"documents:{tmp_path}/s", "memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/s.db"}[
