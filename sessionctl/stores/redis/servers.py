@@ -184,7 +184,8 @@ class Servers:
 
     def close(self) -> None:
         """Close all connections; the next command opens new ones."""
-        for client in (self._client, self._cluster, self._sentinel):
+        sentinels = self._sentinel.sentinels if self._sentinel is not None else ()
+        for client in (self._client, self._cluster, *sentinels):
             if client is not None:
                 client.close()
         self._client = self._cluster = self._sentinel = None
