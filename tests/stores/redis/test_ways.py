@@ -218,9 +218,7 @@ def test_sentinel_leads_to_the_primary_of_the_moment() -> None:
             servers.until(lambda: replica.client(db=1).exists("seepient:session:a"), "replication")
             primary.stop()
             servers.until(lambda: replica.client().info("replication")["role"] == "master", "a failover")
-            servers.until(
-                lambda: sentinel.client().sentinel_get_master_addr_by_name("mymaster")[1] == replica.port, "its news"
-            )
+            servers.until(lambda: sentinel.client().sentinel_masters()["mymaster"]["port"] == replica.port, "its news")
             assert store.get(REF).payload == b"{}"
             store.put(REF, b"{}x", expect=ANY)
             assert replica.client(db=1).get("seepient:session:a") == b"{}x"
