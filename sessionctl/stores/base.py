@@ -135,6 +135,10 @@ class Store(ABC):
             if equal and at == len(payload):
                 yield record.ref
 
+    def caution(self) -> str | None:
+        """What to know before reading from this store, in one line; None where reading leaves no trace."""
+        return None
+
     def check_key(self, ref: Ref) -> None:
         """Raise InvalidKey if this store can never hold a session of that key."""
 

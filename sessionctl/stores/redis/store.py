@@ -132,6 +132,11 @@ class RedisStore(Store):
         self.exists()
         return self._servers.reading_counts_as_use
 
+    def caution(self) -> str | None:
+        if not self.reading_counts_as_use:
+            return None
+        return f"{self.url} has no CLIENT NO-TOUCH (Redis 7.2): reading a log counts as use of it; gc reads none"
+
     def close(self) -> None:
         self._servers.close()
 
