@@ -1,0 +1,311 @@
+"""``sessionctl migrate``: what is asked, said and counted, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Server
+from terminal import COMMAND, DOCUMENTS, LOGS, Terminal, environment, run
+
+from sessionctl.model import Ref
+from sessionctl.stores import open_store
+from sessionctl.stores.base import Store, Want
+
+THEN = 1_750_000_000_000
+KILLS = int(os.environ.get("SESSIONCTL_TEST_KILLS", "20"))
+"""How many migrations are killed; more are for a long night."""
+
+
+def document(key: str, text: str = "hi", at: int = THEN) -> bytes:
+    return (
+        f'{{"id": "{key}", "messages": [{{"id": "m1", "role": "user", "content": "{text}", "timestamp": {at}}}], '
+        f'"createdAt": {at}, "updatedAt": {at}}}'
+    ).encode()
+
+
+def entry(number: int) -> bytes:
+    parent = "null" if number == 1 else f'"e{number - 1}"'
+    role = "user" if number % 2 else "assistant"
+    return f'{{"id":"e{number}","parentId":{parent},"message":{{"role":"{role}","content":"hi"}}}}\n'.encode()
+
+
+def make(folder: Path, *keys: str, text: str = "hi", at: int = THEN) -> Path:
+    folder.mkdir(exist_ok=True)
+    for key in keys:
+        (folder / f"{key}.json").write_bytes(document(key, text, at))
+    return folder
+
+
+def payloads(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def found(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    done = run("migrate", *arguments, "-o", "json")
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_object_and_the_summary(tmp_path: Path) -> None:
+    code, value = found(DOCUMENTS, tmp_path / "t")
+    count = len(payloads(DOCUMENTS))
+    seconds = value.pop("seconds")
+    assert code == 0 and 0 <= seconds < 30
+    assert value == {
+        "source": str(DOCUMENTS),
+        "target": str(tmp_path / "t"),
+        "dry_run": False,
+        "scanned": count,
+        "copied": count,
+        "overwritten": 0,
+        "identical": 0,
+        "skipped": [],
+        "conflicts": [],
+        "failed": [],
+        "damaged": [],
+        "verified": count,
+        "deleted_from_source": 0,
+        "bytes": sum(map(len, payloads(DOCUMENTS).values())),
+    }
+    assert payloads(tmp_path / "t") == payloads(DOCUMENTS)
+    again = run("migrate", DOCUMENTS, tmp_path / "t")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert again.stderr == f"copied nothing, {count} there already; {count} looked at\n"
+
+
+def test_a_dry_run_shows_all_and_makes_nothing(tmp_path: Path) -> None:
+    done = run("migrate", LOGS, tmp_path / "t", "--dry-run")
+    assert done.returncode == 0 and os.listdir(tmp_path) == []
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == sorted(n[:-6] for n in payloads(LOGS))
+    code, value = found(LOGS, tmp_path / "t", "-n")
+    assert (code, value["dry_run"], value["verified"], len(value["keys"])) == (0, True, 0, value["copied"])
+
+
+def test_ids_and_filters_narrow(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "alpha-1", "alpha-2", "beta")
+    (source / "gamma.jsonl").write_bytes(entry(1))
+    _, value = found(source, tmp_path / "t1", "beta", "alpha-1", "-v")
+    assert value["keys"] == ["alpha-1", "beta"]
+    _, value = found(source, tmp_path / "t2", "--kind", "log", "-v")
+    assert value["keys"] == ["gamma"]
+    _, value = found(source, tmp_path / "t3", "--older-than", "30d", "--kind", "document", "-v")
+    assert value["keys"] == ["alpha-1", "alpha-2", "beta"]
+    assert found(source, tmp_path / "t4", "--newer-than", "30d", "-v")[1]["keys"] == ["gamma"]
+    assert run("migrate", source, tmp_path / "t5", "alpha").returncode == 4
+    assert run("migrate", source, tmp_path / "t5", "nobody").returncode == 3
+    done = run("migrate", source, tmp_path / "t6", "-", stdin=b"beta\nnobody\n")
+    assert done.returncode == 8 and "nobody" in done.stderr and list(payloads(tmp_path / "t6")) == ["beta.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--delete-source", "--no-verify", "--yes"], "only what was verified"),
+        (["--on-conflict", "owerwrite"], "did you mean overwrite?"),
+        (["--ttl", "5"], "not a duration"),
+        (["--delete-source"], "remove sessions from the source; it needs --yes"),
+        (["--on-conflict", "overwrite"], "overwrite other versions at the target; it needs --yes"),
+    ],
+)
+def test_usage_errors_do_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+    source = make(tmp_path / "s", "a")
+    done = run("migrate", source, tmp_path / "t", *arguments)
+    assert done.returncode == 2 and said in done.stderr
+    assert os.listdir(tmp_path) == ["s"] and list(payloads(source)) == ["a.json"]
+
+
+def test_places_and_kinds_that_cannot_be(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "a")
+    (source / "b.jsonl").write_bytes(entry(1))
+    assert run("migrate", source, f"documents:{source}/../s").returncode == 2
+    done = run("migrate", source, f"documents:{tmp_path}/t")
+    assert done.returncode == 2 and "holds no logs" in done.stderr and not (tmp_path / "t").exists()
+    assert run("migrate", source, f"documents:{tmp_path}/t", "--kind", "document").returncode == 0
+    assert run("migrate", tmp_path / "none", tmp_path / "t").returncode == 7
+
+
+def test_conflicts_are_exit_8_and_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    source, target = make(tmp_path / "s", "a", "b"), make(tmp_path / "t", "a", text="other")
+    code, value = found(source, target)
+    assert code == 8 and [c["key"] for c in value["conflicts"]] == ["a"] and value["copied"] == 1
+    assert (target / "a.json").read_bytes() == document("a", "other")
+    (target / "b.json").unlink()
+    code, value = found(source, target, "--on-conflict", "fail")
+    assert (code, value["copied"], list(payloads(target))) == (8, 0, ["a.json"])
+    code, value = found(source, target, "--on-conflict", "overwrite", "--yes")
+    assert (code, value["copied"], value["overwritten"]) == (0, 2, 1)
+    assert payloads(target) == payloads(source)
+
+
+def test_what_was_written_after_a_migration_is_taken_by_newer(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "a")
+    found(source, tmp_path / "t")
+    make(source, "a", text="later", at=THEN + 9000)
+    assert found(source, tmp_path / "t", "--on-conflict", "newer")[0] == 0
+    assert b"later" in (tmp_path / "t" / "a.json").read_bytes()
+
+
+def test_the_question_at_a_terminal(tmp_path: Path) -> None:
+    source, target = make(tmp_path / "s", "a", "b"), make(tmp_path / "t", "a", text="other")
+    arguments = ("migrate", source, target, "--on-conflict", "overwrite", "--delete-source")
+    with Terminal(*arguments, size=(120, 24)) as screen:
+        screen.expect("Overwrite 1 session at the target and remove 2 sessions from the source once verified?")
+        assert "overwrite" in screen.plain
+        screen.send("n\n")
+        assert screen.wait() == 0
+    assert payloads(target) == {"a.json": document("a", "other")} and len(payloads(source)) == 2
+    with Terminal(*arguments, size=(120, 24)) as screen:
+        screen.expect("once verified?")
+        screen.send("y\n")
+        assert screen.wait() == 0
+    assert payloads(source) == {}
+    assert payloads(target) == {"a.json": document("a"), "b.json": document("b")}
+
+
+def test_delete_source_keeps_what_is_in_use(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "old")
+    make(source, "young", at=time.time_ns() // 1_000_000 - 5000)
+    code, value = found(source, tmp_path / "t", "--delete-source", "--yes")
+    assert (code, value["copied"], value["deleted_from_source"]) == (0, 2, 1)
+    assert value["skipped"] == [{"key": "young", "reason": value["skipped"][0]["reason"]}]
+    assert list(payloads(source)) == ["young.json"] and len(payloads(tmp_path / "t")) == 2
+    assert found(source, tmp_path / "t", "--delete-source", "--yes", "--force")[1]["deleted_from_source"] == 1
+
+
+def test_two_runs_never_meet(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "a")
+    with open_store(f"{tmp_path}/t") as target, target.lock_store("gc"):
+        done = run("migrate", source, tmp_path / "t")
+        assert done.returncode == 75 and payloads(tmp_path / "t") == {}
+        assert run("migrate", source, tmp_path / "t", "--dry-run").returncode == 0
+    with open_store(source) as held, held.lock_store("gc"):
+        assert run("migrate", source, tmp_path / "t").returncode == 0, "reading needs no lock"
+        assert run("migrate", source, tmp_path / "t", "--delete-source", "--yes").returncode == 75
+
+
+def test_temporary_files_of_a_killed_run_are_named(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "a")
+    stray = make(tmp_path / "t", "b") / "a.json.tmp.1796000005000.0a1b2c3d"
+    stray.write_bytes(document("a")[:20])
+    done = run("migrate", source, tmp_path / "t")
+    assert done.returncode == 0 and stray.name in done.stderr
+
+
+def test_an_open_checkpoint_is_said(tmp_path: Path) -> None:
+    done = run("migrate", LOGS, tmp_path / "t")
+    assert done.returncode == 0 and "1 copied session had an open checkpoint" in done.stderr
+
+
+def test_no_secret_of_a_url_is_shown(redis: Server, tmp_path: Path) -> None:
+    redis.client().execute_command("ACL", "SETUSER", "mover", "on", ">hunter2", "~*", "+@all")
+    source = make(tmp_path / "s", "a")
+    url = redis.url(login="mover:hunter2@")
+    for arguments in ((source, url), (url, tmp_path / "t", "-o", "json"), (url, url), (url, source, "nobody")):
+        done = run("migrate", *arguments)
+        assert "hunter2" not in done.stdout + done.stderr
+    assert payloads(tmp_path / "t") == {"a.json": document("a")}
+
+
+def test_a_server_that_is_not_there_is_exit_7(tmp_path: Path, redis: Server) -> None:
+    source = make(tmp_path / "s", "a")
+    done = run("migrate", source, "redis://127.0.0.1:1/0", "-o", "json")
+    assert done.returncode == 7 and json.loads(done.stderr)["error"]["code"] == "store"
+    assert run("migrate", "redis://127.0.0.1:1/0", source).returncode == 7
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+
+
+def many(folder: Path, count: int) -> Path:
+    """As many documents and logs."""
+    folder.mkdir()
+    for i in range(count // 2):
+        (folder / f"s{i}.json").write_bytes(document(f"s{i}", "x" * (50 * (i % 90))))
+        (folder / f"s{i}.jsonl").write_bytes(b"".join(entry(n) for n in range(1, 2 + i % 30)))
+    return folder
+
+
+def contents(store: Store) -> dict[Ref, bytes]:
+    if not store.exists():
+        return {}
+    return {r.ref: r.payload for r in store.records(Want.WHOLE) if r.payload is not None}
+
+
+def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(tmp_path: Path) -> None:
+    source = many(tmp_path / "s", 1000)
+    process = subprocess.Popen(
+        [*COMMAND, "migrate", str(source), str(tmp_path / "t"), "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not list((tmp_path / "t").glob("*.json")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    value = json.loads(out)
+    assert process.returncode == 130 and "not looked at; run it again" in err
+    assert 0 < value["copied"] < 1000 and value["verified"] == value["copied"]
+    with open_store(source) as here, open_store(tmp_path / "t") as there:
+        expected = contents(here)
+        assert contents(there).items() <= expected.items() and len(contents(there)) == value["copied"]
+        code, rest = found(source, tmp_path / "t")
+        assert (code, rest["copied"], rest["identical"]) == (0, 1000 - value["copied"], value["copied"])
+        assert contents(there) == expected
+
+
+@pytest.mark.parametrize("way", ["to-folder", "to-redis", "to-redis-and-delete"])
+def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path, redis: Server, way: str) -> None:
+    """Each run is killed at a moment of chance after it has begun to write."""
+    source = many(tmp_path / "s", 400)
+    chance = random.Random(20261130)
+    extra = ["--delete-source", "--yes", "--force"] if way == "to-redis-and-delete" else []
+    with open_store(source) as here:
+        expected = contents(here)
+    for _ in range(-(-KILLS // 3)):
+        target = tmp_path / f"t{chance.random()}" if way == "to-folder" else redis.url()
+        process = subprocess.Popen(
+            [*COMMAND, "migrate", str(source), str(target), "-q", *extra], env=environment(), start_new_session=True
+        )
+        while process.poll() is None and not (
+            Path(target).is_dir() if way == "to-folder" else redis.client().dbsize() > 0
+        ):
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.4))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        _let_locks_end(redis)
+        with open_store(source) as here, open_store(target) as there:
+            left, arrived = contents(here), contents(there)
+            assert arrived.items() <= expected.items(), "whole sessions only, as they were"
+            assert left.items() <= expected.items() and left.keys() | arrived.keys() == expected.keys(), (
+                "nothing is lost"
+            )
+        if way == "to-redis":
+            assert found(source, target)[1]["copied"] == len(expected) - len(arrived)
+            redis.client().flushall()
+    code, value = found(source, target, *extra)
+    assert (code, value["failed"], value["conflicts"]) == (0, [], [])
+    with open_store(source) as here, open_store(target) as there:
+        assert contents(there) == expected
+        assert contents(here) == ({} if extra else expected)
+    if way != "to-folder":
+        assert {key.split(b":")[0] for key in redis.client().scan_iter()} <= {b"seepient", b"session-log"}
+
+
+def _let_locks_end(redis: Server) -> None:
+    """The locks that a killed run held in Redis end by themselves within 30 s; the test does not wait for that."""
+    for pattern in ("sessionctl-lock:*", "session-lock:*"):
+        for key in redis.client().scan_iter(pattern):
+            assert 0 < redis.client().pttl(key) <= 30_000
+            redis.client().delete(key)
