@@ -26,9 +26,12 @@ COMMANDS: dict[str, str] = {
     "repair": "repair",
     "stats": "stats",
     "stores": "stores",
+    "completion": "completion",
 }
 """Command to the module of this package that holds it."""
 
+COMPLETING = "_SESSIONCTL_COMPLETE"
+"""The environment variable by which a completion script asks."""
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
@@ -61,6 +64,14 @@ class LazyGroup(TyperGroup):
 
             ctx.default_map = {name: defaults_of(name, command, tuple(COMMANDS))}
         return name, command, rest
+
+    def _main_shell_completion(self, *arguments: Any, **settings: Any) -> None:
+        """Answer a completion script, if one asks."""
+        if COMPLETING in os.environ:
+            from typer.completion import completion_init  # type: ignore[attr-defined]
+
+            completion_init()
+            super()._main_shell_completion(*arguments, **settings)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -12,6 +12,7 @@ from ..errors import SessionInUse, SomeFailed, UsageError
 from ..ops import gc as ops
 from ..ops.select import Context, Summary, summarise
 from ..stores.base import Want
+from .complete import keys
 from .ids import named
 from .options import SAFETY, Common, Safety, now_ms, takes, wait_seconds
 from .removal import FORMATS, Report, archived, carry_out, tell_missing
@@ -29,7 +30,12 @@ def delete(
     safety: Safety,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Key, id, or start of one; - reads them from stdin.", show_default=False),
+        typer.Argument(
+            metavar="ID",
+            help="Key, id, or start of one; - reads them from stdin.",
+            show_default=False,
+            autocompletion=keys,
+        ),
     ] = None,
     lock_wait: Annotated[
         str, typer.Option("--lock-wait", help="How long to wait for a locked session.", rich_help_panel=SAFETY)

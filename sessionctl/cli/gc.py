@@ -18,6 +18,7 @@ from ..errors import SessionctlError, TooMany, UsageError
 from ..ops import gc as ops
 from ..ops import keep, metrics, plans
 from ..ops.select import Summary
+from .complete import keys
 from .defaults import given
 from .options import SAFETY, Common, Filters, Safety, default_store, now_ms, takes, wait_seconds
 from .output import Output
@@ -42,7 +43,9 @@ def gc(
     safety: Safety,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATTERN", help="Only these keys or ids, with * ? [...].", show_default=False),
+        typer.Argument(
+            metavar="PATTERN", help="Only these keys or ids, with * ? [...].", show_default=False, autocompletion=keys
+        ),
     ] = None,
     older_than: Annotated[
         str | None, typer.Option("--older-than", help="Not updated for this time.", rich_help_panel=RULES)

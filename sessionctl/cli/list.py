@@ -10,6 +10,7 @@ import typer
 
 from ..errors import SomeFailed, UsageError
 from ..ops.select import SORTS, Summary, Tally, listing
+from .complete import keys
 from .options import STORE, Common, Filters, choice, now_ms, takes
 from .output import FORMATS, Output, plain_table, plural
 from .rows import COLUMNS, STATUS_STYLES, cells, problems, row, short_key
@@ -37,7 +38,7 @@ def list_sessions(
     filters: Filters,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATTERN", help="Keys or ids, with * ? [...].", show_default=False),
+        typer.Argument(metavar="PATTERN", help="Keys or ids, with * ? [...].", show_default=False, autocompletion=keys),
     ] = None,
     older_than: Annotated[
         str | None,
@@ -59,7 +60,7 @@ def list_sessions(
     choice("sort", sort, tuple(SORTS))
     if all_ and limit is not None:
         raise UsageError("--all and --limit exclude each other")
-    with common.open() as store:
+    with common.open(reading=True) as store:
         show: partial[Any] = partial(_cells, now) if out.format == "table" else partial(_text, out)
         shown, tally = listing(
             store,

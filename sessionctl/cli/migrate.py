@@ -17,6 +17,7 @@ from ..ops import migrate as ops
 from ..ops.gc import Protection, Skip
 from ..stores import open_store
 from ..stores.base import Store
+from .complete import keys
 from .ids import Named, named
 from .options import FILTER, SAFETY, STORE, Filters, choice, now_ms, settings_of, takes, wait_seconds
 from .output import Output, plain_table, plural, safe_line
@@ -44,7 +45,9 @@ def migrate(
     ],
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Only these sessions; - reads them from stdin.", show_default=False),
+        typer.Argument(
+            metavar="ID", help="Only these sessions; - reads them from stdin.", show_default=False, autocompletion=keys
+        ),
     ] = None,
     older_than: Annotated[
         str | None,

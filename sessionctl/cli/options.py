@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,7 @@ import typer
 from ..durations import parse_duration, parse_moment
 from ..errors import SessionctlError, UsageError
 from ..model import KINDS, STATUSES, Kind
+from .complete import store_names, words
 
 if TYPE_CHECKING:
     from ..config import StoreConfig
@@ -43,10 +45,18 @@ class Common:
             "configured default, else $SEEPIENT_SESSION_DIR, else ~/.seepient/sessions.",
             rich_help_panel=STORE,
             show_default=False,
+            autocompletion=store_names,
         ),
     ] = None
     output: Annotated[
-        str, typer.Option("-o", "--output", help="table, json, jsonl, csv or ids.", rich_help_panel=STORE)
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            help="table, json, jsonl, csv or ids.",
+            rich_help_panel=STORE,
+            autocompletion=words("table", "json", "jsonl", "csv", "ids"),
+        ),
     ] = "table"
     null: Annotated[
         bool, typer.Option("-0", "--null", help="End each id with NUL, not a newline (-o ids).", rich_help_panel=STORE)
@@ -56,11 +66,14 @@ class Common:
         bool, typer.Option("-q", "--quiet", help="Say nothing but errors on stderr.", rich_help_panel=STORE)
     ] = False
 
-    def open(self) -> Store:
-        """The store that is meant."""
+    def open(self, *, reading: bool = False) -> Store:
+        """The store that is meant. ``reading``: payloads will be read; said, once, where that leaves a trace."""
         from ..stores import open_store
 
-        return open_store(default_store(self.store))
+        store = open_store(default_store(self.store))
+        if reading and not self.quiet and (caution := store.caution()):
+            print(f"note: {caution}", file=sys.stderr)
+        return store
 
     def settings(self, store: Store) -> StoreConfig:
         """What the configuration says of this store, by whatever name it was opened."""
@@ -121,9 +134,17 @@ class Filters:
 
     status: Annotated[
         list[str] | None,
-        typer.Option("--status", help=f"{', '.join(STATUSES)}; may be repeated.", rich_help_panel=FILTER),
+        typer.Option(
+            "--status",
+            help=f"{', '.join(STATUSES)}; may be repeated.",
+            rich_help_panel=FILTER,
+            autocompletion=words(*STATUSES),
+        ),
     ] = None
-    kind: Annotated[list[str] | None, typer.Option("--kind", help="document or log.", rich_help_panel=FILTER)] = None
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="document or log.", rich_help_panel=FILTER, autocompletion=words(*KINDS)),
+    ] = None
     provider: Annotated[str | None, typer.Option("--provider", help="Name or pattern.", rich_help_panel=FILTER)] = None
     model: Annotated[str | None, typer.Option("--model", help="Name or pattern.", rich_help_panel=FILTER)] = None
     owner: Annotated[str | None, typer.Option("--owner", help="Name or pattern.", rich_help_panel=FILTER)] = None
@@ -181,7 +202,12 @@ class Safety:
     ] = False
     archive: Annotated[
         str | None,
-        typer.Option("--archive", help="Store to copy each session to, verified, first.", rich_help_panel=SAFETY),
+        typer.Option(
+            "--archive",
+            help="Store to copy each session to, verified, first.",
+            rich_help_panel=SAFETY,
+            autocompletion=store_names,
+        ),
     ] = None
     min_idle: Annotated[
         str, typer.Option("--min-idle", help="Protect what changed within this time.", rich_help_panel=SAFETY)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
+from ..config import hide_secrets
 from ..durations import parse_duration
 from ..errors import SessionInUse, SomeFailed, UsageError
 from ..history import SEVERITY
-from ..model import Finding, Ref
-from ..ops.mend import STRATEGIES, Options, Strategy
+from ..ops.mend import STRATEGIES, Options, Outcome, Strategy
 from ..ops.repair import Backup, Report, check, diff_lines, lost, repair
 from ..stores.base import Store
+from .complete import keys, words
 from .ids import named
-from .options import SAFETY, Common, choice, now_ms, takes, wait_seconds
+from .options import SAFETY, Common, choice, default_store, now_ms, takes, wait_seconds
 from .output import Output, plural, safe_line
 from .progress import progress, stop_between
 from .removal import tell_missing
 from .rows import STATUS_STYLES
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 FINDINGS_LEFT = 5
 WHAT = "What is mended"
 _SEVERITY_STYLES = {"error": "red", "warning": "yellow", "info": "dim"}
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+_ALIKE = 5
+"""Findings of one code in one session that get a line each; more are folded into one."""
+_LONGEST = 400
+"""Characters of one line at a terminal."""
 
 
 @app.command(
@@ -36,7 +43,9 @@ def repair_sessions(
     common: Common,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Keys, ids, or starts of them; - reads stdin.", show_default=False),
+        typer.Argument(
+            metavar="ID", help="Keys, ids, or starts of them; - reads stdin.", show_default=False, autocompletion=keys
+        ),
     ] = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Mend what can be mended, after a backup.", rich_help_panel=WHAT)
@@ -45,10 +54,16 @@ def repair_sessions(
         bool, typer.Option("-n", "--dry-run", help="Show as a diff what --fix would change.", rich_help_panel=WHAT)
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="CODE", help="Only this finding.", rich_help_panel=WHAT)
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="CODE", help="Only this finding.", rich_help_panel=WHAT, autocompletion=words(*SEVERITY)
+        ),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option("--skip", metavar="CODE", help="Not this finding.", rich_help_panel=WHAT)
+        list[str] | None,
+        typer.Option(
+            "--skip", metavar="CODE", help="Not this finding.", rich_help_panel=WHAT, autocompletion=words(*SEVERITY)
+        ),
     ] = None,
     strategy: Annotated[
         str,
@@ -87,8 +102,7 @@ def repair_sessions(
     Without ids the whole store is checked. Nothing is written without --fix, and nothing without a verified backup.
     """
     out = common.out("table", "json", "jsonl", "ids")
-    if fix and dry_run:
-        raise UsageError("--fix and --dry-run exclude each other")
+    fix = fix and not dry_run
     options = Options(
         only=frozenset(choice("finding", code, tuple(SEVERITY)) for code in only or ()),
         skip=frozenset(choice("finding", code, tuple(SEVERITY)) for code in skip or ()),
@@ -98,18 +112,23 @@ def repair_sessions(
     )
     idle, wait = parse_duration(min_idle, zero=True), wait_seconds(lock_wait)
     tally = _Tally(out, mending=fix or dry_run)
-    with common.open() as store:
+    name = default_store(common.store)
+    with common.open(reading=True) as store:
+        keep = _backup(backup, store) if fix else None
         found = named(store, ids, also=lost(store)) if ids else None
         refs = found.refs if found else None
-        keep = _backup(backup) if fix else None
+        if fix or dry_run:
+            protect = common.settings(store).protect
+            reports = repair(store, now_ms, keep, refs, options=options, min_idle=idle, lock_wait=wait, protect=protect)
+        else:
+            reports = check(store, now_ms(), refs, options=options)
         with progress("checking", None, quiet=common.quiet) as tick, stop_between(tick) as step:
             try:
-                reports = _reports(store, refs, keep, options, idle, wait, mending=fix or dry_run)
-                tally.tell(_stepping(reports, step))
+                tally.tell(_stepping((_narrowed(report, options) for report in reports), step))
             except KeyboardInterrupt:
-                tally.summary(keep, interrupted=True)
+                tally.summary(keep, name, interrupted=True)
                 raise
-        tally.summary(keep)
+        tally.summary(keep, name)
         if found:
             tell_missing(out, found.missing)
     code = tally.exit_code(exit_zero)
@@ -121,27 +140,14 @@ def _strategy(text: str) -> Strategy:
     return next(strategy for strategy in STRATEGIES if strategy == text)
 
 
-def _backup(named_store: str | None) -> Backup:
+def _backup(named_store: str | None, store: Store) -> Backup:
+    """Where untouched sessions go; UsageError if it is the store that is mended: a copy there would be no copy."""
     from ..stores import open_store
 
-    return Backup(open_store(named_store) if named_store else None, now=now_ms())
-
-
-def _reports(
-    store: Store,
-    refs: list[Ref] | None,
-    keep: Backup | None,
-    options: Options,
-    idle: int,
-    wait: float,
-    *,
-    mending: bool,
-) -> Iterator[Report]:
-    if mending:
-        reports = repair(store, now_ms, keep, refs, options=options, min_idle=idle, lock_wait=wait)
-    else:
-        reports = check(store, now_ms(), refs)
-    return (_narrowed(report, options) for report in reports)
+    kept = open_store(named_store) if named_store is not None else None
+    if kept is not None and kept.place() == store.place():
+        raise UsageError("the backup is the store itself: nothing would be kept")
+    return Backup(kept, now=now_ms())
 
 
 def _narrowed(report: Report, options: Options) -> Report:
@@ -164,7 +170,7 @@ class _Tally:
     def __init__(self, out: Output, *, mending: bool) -> None:
         self.out, self.mending = out, mending
         self.checked = self.with_findings = self.fixed = self.fixable = self.errors_left = 0
-        self.failed = self.skipped = 0
+        self.failed = self.skipped = self.in_use = 0
 
     def tell(self, reports: Iterator[Report]) -> None:
         counted = map(self._count, reports)
@@ -183,33 +189,62 @@ class _Tally:
         self.fixable += sum(o.finding.fixable and not o.fixed for o in report.outcomes)
         self.failed += bool(report.error)
         self.skipped += bool(report.skipped)
-        self.errors_left += report.left and not report.skipped and not report.error
+        self.in_use += report.exit_code == SessionInUse.exit_code
+        self.errors_left += report.left and not report.exit_code
         if self.out.format != "table" and (report.error or report.skipped):
             self.out.note(f"{report.ref.key}: {report.error or report.skipped}")
         return report
 
     def _print(self, report: Report) -> None:
-        if not report.outcomes and not report.error:
+        if not (report.outcomes or report.error or report.skipped):
             return
         self._line(safe_line(report.ref.key), "bold", f"  {report.status}", STATUS_STYLES[report.status])
-        for outcome in report.outcomes:
+        for outcome, mark, more in self._folded(report):
             found = outcome.finding
-            mark = "fixed" if outcome.fixed and report.before is None else "would be fixed" if outcome.fixed else ""
-            if not mark:
-                mark = outcome.reason if self.mending else _remedy(found)
-            said = f" {found.code}  {found.where}: {found.message}" + (f"  [{mark}]" if mark else "")
-            self._line(f"  {found.severity:7}", _SEVERITY_STYLES[found.severity], safe_line(said), "")
-        for change in report.changes:
-            self._line("  ", "", safe_line(f"→ {change}"), "green")
+            said = f"{found.code}  {found.where}: {found.message}"
+            said = self._cut(said) + (f", and {more:,} more" if more else "") + (f"  [{mark}]" if mark else "")
+            self._line(f"  {found.severity:7}", _SEVERITY_STYLES[found.severity], f" {said}", "")
+        shown = len(report.changes) if self.out.verbose else _ALIKE
+        for change in report.changes[:shown]:
+            self._line("  ", "", f"→ {self._cut(change)}", "green")
+        if report.changes[shown:]:
+            self._line("  ", "", f"→ … and {plural(len(report.changes) - shown, 'change')} more", "green")
         if report.before is not None and report.after is not None:
             for line in diff_lines(report.before, report.after):
-                style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
-                self._line("    ", "", safe_line(line), style)
+                self._line("    ", "", self._cut(line), _DIFF_STYLES.get(line[:1], "dim"))
         if report.backup:
             self._line("  ", "", safe_line(f"backup in {report.backup}"), "dim")
         if report.skipped or report.error:
             said = f"left alone: {report.skipped}" if report.skipped else f"failed: {report.error}"
             self._line("  ", "", safe_line(said), "yellow")
+
+    def _folded(self, report: Report) -> Iterator[tuple[Outcome, str, int]]:
+        """The findings to be shown with what became of them; of many alike the first, and how many more there are."""
+        alike: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in report.outcomes:
+            alike.setdefault((outcome.finding.code, self._mark(report, outcome)), []).append(outcome)
+        for (_, mark), outcomes in alike.items():
+            if len(outcomes) > _ALIKE and not self.out.verbose:
+                yield outcomes[0], mark, len(outcomes) - 1
+            else:
+                yield from ((outcome, mark, 0) for outcome in outcomes)
+
+    def _mark(self, report: Report, outcome: Outcome) -> str:
+        """What became of a finding, or else the next step."""
+        found = outcome.finding
+        if outcome.fixed:
+            return "fixed" if report.before is None else "would be fixed"
+        if outcome.reason:
+            return safe_line(outcome.reason)
+        if found.fixable:
+            return "" if self.mending else "--fix mends it"
+        return NEXT_STEP.get(found.code, "") if (found.code, found.severity) != ("empty-file", "info") else ""
+
+    def _cut(self, text: str) -> str:
+        """A line for output; at a terminal what is very long is cut, unless all was asked for."""
+        if self.out.is_terminal and not self.out.verbose and len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]}… ({len(text):,} characters; -v shows all)"
+        return safe_line(text)
 
     def _line(self, first: str, first_style: str, rest: str, style: str) -> None:
         if not self.out.is_terminal:
@@ -222,19 +257,24 @@ class _Tally:
         text.append(rest, style)
         self.out.console().print(text)
 
-    def summary(self, keep: Backup | None, *, interrupted: bool = False) -> None:
-        """The totals, on stderr."""
-        parts = [f"{plural(self.checked, 'session')} checked", f"{self.with_findings} with findings"]
-        if self.mending:
+    def summary(self, keep: Backup | None, store: str, *, interrupted: bool = False) -> None:
+        """The totals, on stderr, and how to take the repair back; ``store`` is the one that was mended, as named."""
+        found = f"{self.with_findings:,} with findings" if self.with_findings else "no findings"
+        parts = [f"{plural(self.checked, 'session')} checked", found]
+        if self.fixed:
             parts.append(f"{plural(self.fixed, 'finding')} {'fixed' if keep else 'would be fixed'}")
-        elif self.fixable:
+        elif self.mending and not (self.skipped or self.failed):
+            parts.append("nothing to do")
+        elif not self.mending and self.fixable:
             parts.append(f"--fix mends {plural(self.fixable, 'finding')}")
         for count, word in ((self.skipped, "left alone"), (self.failed, "failed")):
             if count:
-                parts.append(f"{count} {word}")
+                parts.append(f"{count:,} {word}")
         self.out.note(("interrupted: " if interrupted else "") + ", ".join(parts))
         if keep is not None and keep.place is not None:
-            self.out.note(f"untouched copies are in {keep.place}")
+            self.out.note(f"untouched copies are in {keep.place}; this puts them back:")
+            places = f"{shlex.quote(keep.place)} {shlex.quote(hide_secrets(store))}"
+            self.out.note(f"  sessionctl migrate {places} --on-conflict overwrite")
 
     def exit_code(self, exit_zero: bool) -> int:
         """8 where a repair failed, 5 where errors are left, 6 where a session was left alone for being in use."""
@@ -242,14 +282,36 @@ class _Tally:
             return SomeFailed.exit_code
         if self.errors_left and not exit_zero:
             return FINDINGS_LEFT
-        return SessionInUse.exit_code if self.skipped else 0
+        return SessionInUse.exit_code if self.in_use else 0
 
 
-def _remedy(found: Finding) -> str:
-    """How a finding can be mended, in a few words."""
-    if found.code == "draft":
-        return "--drop-drafts --fix removes it"
-    return "--fix mends it" if found.fixable else ""
+_BACK = "restore it from a backup, or remove it with sessionctl delete"
+_BY_HAND = "correct it by hand; show --raw prints what is stored"
+NEXT_STEP = {
+    "duplicate-tool-call-id": "where an API refuses it, give one of the calls and its result another id by hand",
+    "duplicate-tool-result": "the two results differ; take out the wrong one by hand",
+    "malformed-tool-call": _BY_HAND,
+    "empty-text": "where an API refuses it, take it out by hand",
+    "missing-content": "where an API refuses it, add an empty text by hand",
+    "draft": "--fix --drop-drafts removes it",
+    "invalid-json": _BACK,
+    "not-a-session": _BACK,
+    "empty-file": _BACK,
+    "nul-bytes": _BACK,
+    "invalid-utf8": _BACK,
+    "byte-order-mark": _BACK,
+    "missing-parent": "the history begins there; show --tree prints what lies before",
+    "several-roots": "show --tree prints what is not in the history",
+    "conflicting-entry": _BY_HAND,
+    "id-mismatch": "rename the session, or correct the id in it by hand",
+    "bad-timestamp": _BY_HAND,
+    "timestamp-in-seconds": "multiply it by 1000 by hand",
+    "no-owner": "add the owner's id by hand if somebody is to resume it",
+    "lone-surrogate": "where an API refuses it, replace it by hand",
+    "stray-temporary-file": "remove the file by hand if nobody misses it",
+    "wrong-type-key": "another program's key? rename or remove it with that program, or name another prefix",
+}
+"""What a person can do about a finding that no repair mends, by its code."""
 
 
 def as_object(report: Report) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..errors import SessionDamaged, SomeFailed, StoreError, UsageError
 from ..model import Session
 from ..ops.select import Context, Summary, summarise
 from ..stores.base import Store, Want
+from .complete import keys
 from .ids import named
 from .options import STORE, Common, now_ms, takes
 from .output import Output, safe
@@ -30,7 +31,12 @@ def show(
     common: Common,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Key, id, or a start of one; - reads them from stdin.", show_default=False),
+        typer.Argument(
+            metavar="ID",
+            help="Key, id, or a start of one; - reads them from stdin.",
+            show_default=False,
+            autocompletion=keys,
+        ),
     ] = None,
     last: Annotated[
         int | None, typer.Option("--last", min=0, help="Only the last N messages.", rich_help_panel=STORE)
@@ -49,7 +55,7 @@ def show(
     now = now_ms()
     code = 0
     objects: list[dict[str, Any]] = []
-    with common.open() as store:
+    with common.open(reading=True) as store:
         found = named(store, ids)
         if raw:
             for ref in found.refs:

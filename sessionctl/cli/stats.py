@@ -10,6 +10,7 @@ from ..durations import iso, size
 from ..errors import SomeFailed
 from ..ops.select import Summary, survey
 from ..ops.stats import Count, Stats, gather
+from .complete import keys
 from .options import Common, Filters, now_ms, takes
 from .output import Output, ascii_only, plain_table, plural, safe_line
 from .progress import progress
@@ -46,7 +47,9 @@ def stats(
     filters: Filters,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATTERN", help="Only these keys or ids, with * ? [...].", show_default=False),
+        typer.Argument(
+            metavar="PATTERN", help="Only these keys or ids, with * ? [...].", show_default=False, autocompletion=keys
+        ),
     ] = None,
     older_than: Annotated[
         str | None,
@@ -60,7 +63,7 @@ def stats(
     out = common.out("table", "json")
     now = now_ms()
     chosen = filters.build(now, tuple(patterns or ()), older_than)
-    with common.open() as store, progress("looking", None, quiet=common.quiet) as tick:
+    with common.open(reading=True) as store, progress("looking", None, quiet=common.quiet) as tick:
 
         def ticked() -> Any:
             for summary in survey(store, now, kinds=filters.kinds):

@@ -19,6 +19,7 @@ from ..ops import keep
 from ..ops.follow import Follower, News, in_order, stamps
 from ..ops.watch import looks
 from ..stores.base import Store
+from .complete import keys
 from .ids import named
 from .options import STORE, Common, now_ms, takes
 from .output import Output, safe_line, to_json
@@ -49,7 +50,12 @@ def tail(
     common: Common,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Key, id, or a start of one. Default: all sessions.", show_default=False),
+        typer.Argument(
+            metavar="ID",
+            help="Key, id, or a start of one. Default: all sessions.",
+            show_default=False,
+            autocompletion=keys,
+        ),
     ] = None,
     last: Annotated[
         int | None,
@@ -86,7 +92,7 @@ def tail(
     pace = parse_duration(poll) / 1000 if poll is not None else None
     if cursor is not None:
         keep.check_place(cursor, "--cursor")
-    with common.open() as store:
+    with common.open(reading=True) as store:
         known = cursors.load(cursor, keep.identity(store)) if cursor is not None else None
         refs = frozenset(named(store, ids).refs) if ids else None
         follower = Follower(store, known)
