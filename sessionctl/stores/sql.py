@@ -68,7 +68,7 @@ SCHEMA_VERSION = 1
 KEY_LIMIT = 1024
 """Bytes of a key: an index of PostgreSQL holds no more than 2,700."""
 
-PATIENCE = 5
+PATIENCE = 60
 """Seconds that a read or write waits for another program's transaction."""
 
 _PAGE = 500
