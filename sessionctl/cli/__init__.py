@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import gc as collector  # the package has a module gc of its own
 import os
 import sys
 from importlib import import_module
@@ -130,8 +130,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Nearly nothing here forms cycles: looking for them among many rows costs a fifth of the time and finds none.
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    collector.freeze()
+    collector.set_threshold(100_000, 50, 100)
     from .streams import LACKING
 
     for stream in (sys.stdout, sys.stderr):
