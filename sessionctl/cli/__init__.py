@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc as collector  # the package has a module gc of its own
+import gc as collector  # the package has modules gc and list of its own
 import os
 import sys
 from importlib import import_module
@@ -54,7 +54,7 @@ class LazyGroup(TyperGroup):
         return self.commands[cmd_name]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is named, with the configured defaults of its options."""
@@ -137,7 +137,7 @@ def call(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors=LACKING)  # type: ignore[union-attr]
     try:
-        result = typer.main.get_command(app).main(list(arguments), prog_name="sessionctl", standalone_mode=False)
+        result = typer.main.get_command(app).main([*arguments], prog_name="sessionctl", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except SessionctlError as error:
         report(error, arguments)
