@@ -511,9 +511,10 @@ class _Run:
 
     def _note_damage(self, records: Iterable[Record]) -> None:
         for record in records:
-            outline = codec.outline(record.ref, _payload(record), self._now())
-            if outline.damage:
-                self._outcome.damaged.append(Skip(record.ref, outline.damage[0].message))
+            ref, payload, now = record.ref, _payload(record), self._now()
+            if codec.brief(ref, payload, now) is None:
+                for damage in codec.outline(ref, payload, now).damage[:1]:
+                    self._outcome.damaged.append(Skip(ref, damage.message))
 
     def _remove(self, record: Record) -> None:
         """Remove a session from the source after its copy was seen, if it is still the version that was copied."""

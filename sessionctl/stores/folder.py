@@ -365,8 +365,10 @@ def _is_regular(folder: int, name: str) -> bool:
 
 
 def _load(folder: int, name: str, ref: Ref, want: Want) -> Record | None:
-    """Open, look, read, close. None for a file that is gone."""
+    """Open, look, read, close; for the name alone only look. None for a file that is gone."""
     try:
+        if want is Want.NAMES:
+            return Record(ref, stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False)))
         descriptor = os.open(name, READ, dir_fd=folder)
     except FileNotFoundError:
         return None
@@ -380,8 +382,6 @@ def _load(folder: int, name: str, ref: Ref, want: Want) -> Record | None:
         status = os.fstat(descriptor)
         size = status.st_size
         stamp = Stamp((status.st_ino, size, status.st_mtime_ns), size, status.st_mtime_ns // 1_000_000, "mtime")
-        if want is Want.NAMES:
-            return Record(ref, stamp)
         if not stat.S_ISREG(status.st_mode):
             return Record(ref, stamp, error="is not a regular file")
         if want is Want.TAIL and size > READ_AHEAD:
