@@ -404,9 +404,7 @@ def _texts(outline: Outline, steps: Sequence[Step]) -> list[Finding]:
             found.append(finding("consecutive-user-messages", place(outline, index), "two user messages in a row"))
         before = step.role
     if is_draft(steps):
-        found.append(
-            finding("draft", place(outline, len(steps) - 1), "the last message was not answered", fixable=True)
-        )
+        found.append(finding("draft", place(outline, len(steps) - 1), "the last message was not answered"))
     return found
 
 

@@ -11,7 +11,7 @@ import msgspec
 from ..history import finding
 from ..model import Call, Damage, Finding, Outline, Result, Step
 from .messages import MADE_UP, content_text, step_of, text_or_none
-from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, one_line
+from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, not_json, one_line
 
 SKEW = 60_000
 """ms by which clocks of two machines may differ before a time is called "in the future"."""
@@ -166,9 +166,9 @@ def parse_document(payload: bytes) -> tuple[dict[str, Any] | None, list[Damage]]
         value = loads(text)
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode())
-        return None, [*damage, Damage("invalid-json", f"not JSON: {error.msg}", offset=offset)]
+        return None, [*damage, Damage("invalid-json", not_json(error), offset=offset)]
     except ValueError as error:
-        return None, [*damage, Damage("invalid-json", f"not JSON: {error}")]
+        return None, [*damage, Damage("invalid-json", not_json(error))]
     if not isinstance(value, dict):
         return None, [*damage, Damage("not-a-session", "the JSON is not an object")]
     if not isinstance(value.get("messages"), list):
@@ -233,16 +233,16 @@ def _time(name: str, value: object, now: int, notes: list[Finding], absurd: list
         if OLDEST <= value <= now + SKEW:
             return min(int(value), now)
         if OLDEST / 100 <= value < OLDEST:
-            notes.append(finding("timestamp-in-seconds", name, f"{name} looks like seconds, not ms: {value}"))
+            notes.append(finding("timestamp-in-seconds", name, f"looks like seconds, not ms: {value}"))
             absurd.append(f"{name} is not in ms")
         elif value > now:
-            notes.append(finding("bad-timestamp", name, f"{name} lies in the future: {value}"))
+            notes.append(finding("bad-timestamp", name, f"lies in the future: {value}"))
             absurd.append(f"{name} lies in the future")
         else:
-            notes.append(finding("bad-timestamp", name, f"{name} is no time in ms: {value}"))
+            notes.append(finding("bad-timestamp", name, f"no time in ms: {value}"))
             absurd.append(f"{name} is no time in ms")
         return None
-    notes.append(finding("bad-timestamp", name, f"{name} is no number of ms: {str(value)[:40]}"))
+    notes.append(finding("bad-timestamp", name, f"no number of ms: {json.dumps(value)[:40]}"))
     absurd.append(f"{name} is no time in ms")
     return _spelled_time(value, now) if isinstance(value, str) else None
 

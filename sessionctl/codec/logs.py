@@ -13,7 +13,7 @@ from ..history import chain, damage_place, finding
 from ..model import Call, Damage, Entry, Finding, Outline, Result, Step
 from .documents import PLAIN
 from .messages import MADE_UP, content_text, result_text, step_of
-from .text import BOM, NotPlain, has_lone_surrogate, loads, one_line, preview, refuse_constant
+from .text import BOM, NotPlain, has_lone_surrogate, loads, not_json, one_line, preview, refuse_constant
 
 _MAX_TRIES = 1000
 """How many places of one bad line are tried as the start of an entry."""
@@ -136,10 +136,11 @@ def read_line(line: Line) -> tuple[list[Piece], list[Damage]]:
     except UnicodeDecodeError as error:
         cause = ("invalid-utf8", f"not UTF-8 at byte {error.start} of the line")
     except ValueError as error:
-        cause = ("invalid-json", f"not JSON: {getattr(error, 'msg', error)}")
+        cause = ("invalid-json", not_json(error))
     pieces = _whole_entries(raw, start, line.number)
     if pieces:
-        damage.append(_damage("glued-line", f"{len(pieces)} whole entries and more on one line", line))
+        number = "a whole entry and more" if len(pieces) == 1 else f"{len(pieces)} whole entries"
+        damage.append(_damage("glued-line", f"{number} on one line", line))
     elif not line.ended and cause[0] != "not-a-session":
         damage.append(_damage("torn-tail", "the last line is incomplete", line))
     elif not nul or cause[0] == "not-a-session":

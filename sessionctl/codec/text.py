@@ -31,7 +31,7 @@ class NotPlain(Exception):
 
 
 def refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"{constant} is no number in JSON")
 
 
 def loads(data: bytes | str) -> Any:
@@ -43,6 +43,14 @@ def loads(data: bytes | str) -> Any:
         return json.loads(data, parse_constant=refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def not_json(error: ValueError) -> str:
+    """What ``loads`` objects to, for people."""
+    if not isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error}"
+    cause = error.msg.removesuffix(" at").removesuffix(" starting")
+    return f"not JSON: {cause[:1].lower()}{cause[1:]}"
 
 
 def has_lone_surrogate(raw: bytes) -> bool:

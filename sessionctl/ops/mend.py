@@ -97,6 +97,10 @@ class Options:
         """Whether findings of this code are to be mended."""
         return (not self.only or code in self.only) and code not in self.skip
 
+    def seen(self, found: Finding) -> Finding:
+        """A finding as these options make it: an unanswered message can be taken out only where that was asked for."""
+        return found._replace(fixable=True) if self.drop_drafts and found.code == "draft" else found
+
 
 class Outcome(NamedTuple):
     """One finding and what became of it; ``reason`` says why it was not mended, where it could have been."""
@@ -183,7 +187,8 @@ class _Plan:
         self.why: dict[str, str] = {}
 
     def look(self, payload: bytes) -> _View:
-        return _View(payload, *examine(self.ref, payload, self.now, self.approvals))
+        found, verdict = examine(self.ref, payload, self.now, self.approvals)
+        return _View(payload, found, verdict._replace(findings=tuple(map(self.options.seen, verdict.findings))))
 
     def repair(self) -> Repair:
         if self.awaits():
@@ -284,7 +289,7 @@ def _clean(plan: _Plan) -> _Change | None:
         return None
     said = [f"put right: {', '.join(sorted(cleaned.codes))}"]
     if cleaned.removed:
-        said.append(f"took out {sum(map(len, cleaned.removed))} bytes that belong to no whole entry")
+        said.append(f"took out {sum(map(len, cleaned.removed))} bytes that belong to no message")
     return _Change(cleaned.payload, cleaned.codes, removed=cleaned.removed, said=tuple(said))
 
 
@@ -304,7 +309,7 @@ def _drop_repeats(plan: _Plan, *, keep_last: bool = False) -> _Change | None:
     if not repeats or view.outline.damage or not plan.options.wants("duplicate-entry"):
         return None
     after, removed = drop_repeats(view.payload, view.outline, keep_last=keep_last)
-    said = (f"took out {len(removed)} repeated entries",)
+    said = (f"took out what is stored twice: {len(removed)} of the entries",)
     return _Change(after, frozenset({"duplicate-entry"}), removed=removed, said=said)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from .. import codec
 from ..durations import ago, iso
 from ..errors import (
+    LockLost,
     SessionChanged,
     SessionctlError,
     SessionInUse,
@@ -29,10 +30,10 @@ from ..history import finding
 from ..locks import Holder
 from ..model import Finding, Outline, Record, Ref, Status, Stray
 from ..stores.base import Store, Want
-from .gc import MIN_IDLE, Protection, archive_copy, protection
+from .gc import MIN_IDLE, Protection, Reason, archive_copy, protection
 from .mend import Options, Outcome, Repair, mend
 from .parallel import by_parts
-from .select import Context, Summary, summarise
+from .select import Context, summarise
 
 LEFTOVER = 3_600_000
 """ms: a temporary file older than this has no writer any more (FORMATS.md section 4, stray-temporary-file)."""
@@ -117,11 +118,16 @@ def lost(store: Store) -> list[Ref]:
     return list(dict.fromkeys(s.ref for s in store.strays() if s.ref is not None and s.code)) if store.exists() else []
 
 
-def check(store: Store, now: int, refs: Iterable[Ref] | None = None) -> Iterator[Report]:
-    """Report on every session of a store, or on those of ``refs``; changes nothing. ``now`` is in ms."""
+def check(
+    store: Store, now: int, refs: Iterable[Ref] | None = None, *, options: Options | None = None
+) -> Iterator[Report]:
+    """Report on every session of a store, or on those of ``refs``; changes nothing.
+
+    ``now`` is in ms. Findings are fixable if a repair with these ``options`` could mend them.
+    """
     refs = None if refs is None else list(refs)
     context = Context.of(store, now, refs)
-    yield from _found(store, context, refs)
+    yield from _found(store, context, refs, options or Options())
 
 
 def repair(
@@ -133,28 +139,29 @@ def repair(
     options: Options | None = None,
     min_idle: int = MIN_IDLE,
     lock_wait: float = 15.0,
+    protect: Sequence[str] = (),
 ) -> Iterator[Report]:
     """Report on every session of a store, or on those of ``refs``, and mend what can be mended.
 
-    ``clock`` tells the time in ms, ``min_idle`` is in ms, ``lock_wait`` in seconds. Without a ``backup`` it is a dry
-    run: nothing is locked or written, and the reports hold what would be. Which sessions need mending is settled before
-    the first is changed.
+    ``clock`` tells the time in ms, ``min_idle`` is in ms, ``lock_wait`` in seconds; ``protect`` are patterns of keys
+    that are never touched. Without a ``backup`` it is a dry run: nothing is locked or written, and the reports hold
+    what would be. Which sessions need mending is settled before the first is changed.
     """
     refs = None if refs is None else list(refs)
     context = Context.of(store, clock(), refs)
     options = options or Options()
-    guard = Protection(min_idle, force=options.force, wait_for_locks=True)
+    guard = Protection(min_idle, patterns=tuple(protect), force=options.force, wait_for_locks=True)
     hands = _Hands(store, clock, backup, options, guard, lock_wait, context)
     pending: list[Report] = []
-    for report in _found(store, context, refs):
-        if not report.error and any(_is_wanted(o.finding, options) for o in report.outcomes):
+    for report in _found(store, context, refs, options):
+        if not report.error and any(o.finding.fixable and options.wants(o.finding.code) for o in report.outcomes):
             pending.append(report)
         else:
             yield report
     yield from map(hands.mend, pending)
 
 
-def _found(store: Store, context: Context, refs: Sequence[Ref] | None) -> Iterator[Report]:
+def _found(store: Store, context: Context, refs: Sequence[Ref] | None, options: Options) -> Iterator[Report]:
     """The findings of each session, also those that concern its store; then of those with a temporary file alone."""
     seen: set[Ref] = set()
     if store.exists() or not context.strays:
@@ -163,7 +170,7 @@ def _found(store: Store, context: Context, refs: Sequence[Ref] | None) -> Iterat
             _examined(store, context, refs) if by_name else by_parts(store, lambda part: _examined(part, context))
         ):
             seen.add(report.ref)
-            yield report
+            yield replace(report, outcomes=tuple(o._replace(finding=options.seen(o.finding)) for o in report.outcomes))
     for ref, strays in context.strays.items():
         if ref not in seen and (refs is None or ref in refs):
             yield Report(ref, "damaged", tuple(Outcome(_stray_finding(s, _ALONE)) for s in strays))
@@ -181,13 +188,8 @@ def _examined(store: Store, context: Context, refs: Sequence[Ref] | None = None)
         yield replace(report, exit_code=SomeFailed.exit_code) if error else report
 
 
-def _is_wanted(found: Finding, options: Options) -> bool:
-    """Whether something is to be done about a finding."""
-    return found.fixable and options.wants(found.code) and (options.drop_drafts or found.code != "draft")
-
-
 def _stray_finding(stray: Stray, more: str = "") -> Finding:
-    return finding(stray.code, stray.name, f"{stray.name} {stray.note}{more}", fixable=True)
+    return finding(stray.code, stray.name, f"{stray.note}{more}", fixable=True)
 
 
 def _never_ends(holder: Holder) -> bool:
@@ -215,42 +217,37 @@ class _Hands:
         try:
             if self.backup is None:
                 return self._mended(report, lambda: None)
-            unlocked = self._break_lock(report)
+            unlocked = False
+            if self.options.wants("stale-lock") and any(o.finding.code == "stale-lock" for o in report.outcomes):
+                reason = self._reason(report.ref)
+                if reason is not None:
+                    return _left_alone(report, reason)
+                unlocked = self.store.break_lock(report.ref)
             with self.store.lock(report.ref, self.lock_wait) as lease:
                 done = self._mended(report, lease.check)
             return replace(done, outcomes=tuple(_settled(o, unlocked) for o in done.outcomes))
-        except (SessionLocked, SessionChanged, SessionInUse) as error:
+        except (SessionLocked, SessionChanged, LockLost) as error:
             return replace(report, skipped=str(error), exit_code=error.exit_code)
         except SessionNotFound:
-            return replace(report, skipped="gone meanwhile")
+            return replace(report, outcomes=(), skipped="gone meanwhile")
         except SessionctlError as error:
             return replace(report, error=str(error), exit_code=SomeFailed.exit_code)
 
-    def _break_lock(self, report: Report) -> bool:
-        """Remove a lock that has no end, if one was found; True if it is gone."""
-        if not self.options.wants("stale-lock") or all(o.finding.code != "stale-lock" for o in report.outcomes):
-            return False
-        summary = self._look(report.ref)
-        reason = summary and protection(summary, self.guard, self.clock())
-        if reason:
-            raise SessionInUse(reason)
-        return self.store.break_lock(report.ref)
-
-    def _look(self, ref: Ref) -> Summary | None:
+    def _reason(self, ref: Ref) -> Reason | None:
+        """Why a session as it is stored now is not to be touched."""
         for record in self.store.records(Want.WHOLE, [ref]):
-            return summarise(self.store, record, self._context())
+            return self._protection(record, self.clock())
         return None
 
-    def _context(self) -> Context:
-        return self.context._replace(now=self.clock(), holders={})
+    def _protection(self, record: Record, now: int) -> Reason | None:
+        context = self.context._replace(now=now, holders={})
+        return protection(summarise(self.store, record, context), self.guard, now)
 
     def _mended(self, report: Report, still_held: Callable[[], None]) -> Report:
         ref = report.ref
         now = self.clock()
         record = self._record(ref)
-        reason = None
-        if record is not None:
-            reason = protection(summarise(self.store, record, self._context()), self.guard, now)
+        reason = self._protection(record, now) if record is not None else None
         left = () if reason else self.context.strays.get(ref, ())
         leftovers, recovered = self._strays(ref, record, left, now)
         if recovered is not None:
@@ -259,7 +256,7 @@ class _Hands:
             return replace(report, outcomes=tuple(leftovers))
         plan = mend(ref, record.payload, now, self.options, self.context.approvals.get(ref.key, frozenset()))
         if reason is not None and (plan.after is not None or ref in self.context.strays):
-            return replace(report, skipped=reason, exit_code=SessionInUse.exit_code)
+            return _left_alone(report, reason)
         done = self._write(report, record, plan, recovered, leftovers, still_held)
         if self.backup is None and done.before is None and any(o.fixed for o in done.outcomes):
             done = replace(done, before=record.payload, after=record.payload)
@@ -353,6 +350,12 @@ class _Hands:
                     self.store.remove_stray(stray)
                 outcomes.append(Outcome(found, True))
         return outcomes, recovered
+
+
+def _left_alone(report: Report, reason: Reason) -> Report:
+    """A protected session: to be left in peace by configuration is no failure, to be in use is one for now."""
+    code = 0 if reason.code == "protected" else SessionInUse.exit_code
+    return replace(report, skipped=reason, exit_code=code)
 
 
 _OF_THE_STORE = ("stale-lock", "wrong-type-key")

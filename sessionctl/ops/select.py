@@ -114,7 +114,7 @@ def summarise(store: Store, record: Record, context: Context) -> Summary:
     if record.code:
         extra.append(finding(record.code, "key", error or ""))
     for stray in context.strays.get(ref, ()) if context.strays else ():
-        extra.append(finding(stray.code, stray.name, f"{stray.name} {stray.note}", fixable=True))
+        extra.append(finding(stray.code, stray.name, stray.note, fixable=True))
     if extra:
         verdict = verdict._replace(findings=(*verdict.findings, *extra))
     return _with_ages(ref, record.stamp, outline, verdict, context.holders.get(ref), error)
