@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -64,6 +65,7 @@ class Terminal:
         command: list[str] | None = None,
     ) -> None:
         self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         settings = {"TERM": "xterm-256color"} | (environment() if env is None else env)
@@ -110,7 +112,7 @@ class Terminal:
             data = os.read(self.master, 65536)
         except OSError:
             return False
-        self.text += data.decode("utf-8", "replace")
+        self.text += self._decoder.decode(data)
         return bool(data)
 
     def wait(self, seconds: float = 15) -> int:

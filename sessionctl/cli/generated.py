@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .completion import BASH, FISH, POWERSHELL, ZSH
+from .manual import page
 
 FILES: dict[str, Callable[[], str]] = {
     "sessionctl.bash": lambda: BASH,
     "_sessionctl": lambda: ZSH,
     "sessionctl.fish": lambda: FISH,
     "sessionctl.ps1": lambda: POWERSHELL,
+    "sessionctl.1": page,
 }
 """File to what makes its text."""
 
