@@ -8,8 +8,9 @@ for, so a run can end at any point: the next one finds what is there and does th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ from ..stores.base import Put, Store, Want
 from .gc import Failure, Protection, Skip, protection
 from .select import Context, Filter, Summary, summarise, survey
 
+T = TypeVar("T")
 Mode = Literal["skip", "newer", "overwrite", "fail"]
 MODES: tuple[Mode, ...] = ("skip", "newer", "overwrite", "fail")
 
@@ -290,18 +292,24 @@ class _Run:
         self._errors: dict[Ref, StoreError] = {}  # what the target said when it could not write
 
     def run(self, refs: Sequence[Ref]) -> None:
-        admitted = self._admit(refs)
-        for start in range(0, len(admitted), BATCH_COUNT):
-            missing = dict.fromkeys(admitted[start : start + BATCH_COUNT])
-            self._ages = self._source.ages(tuple(missing))
-            for batch in batches(self._source.records(Want.WHOLE, tuple(missing))):
-                for record in batch:
-                    del missing[record.ref]
-                self._check()
-                self._copy(batch)
-                for _ in batch:
-                    self._tick()
-            self._outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
+        missing = dict.fromkeys(self._admit(refs))
+        for batch, ages in ahead(self._batches(tuple(missing))):
+            for record in batch:
+                del missing[record.ref]
+            self._ages = ages
+            self._check()
+            self._copy(batch)
+            for _ in batch:
+                self._tick()
+        self._outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
+
+    def _batches(self, refs: Sequence[Ref]) -> Iterator[tuple[list[Record], dict[Ref, int]]]:
+        """The sessions in batches, and the ages of those whose stamps do not tell."""
+        for start in range(0, len(refs), BATCH_COUNT):
+            some = refs[start : start + BATCH_COUNT]
+            ages = self._source.ages(some)  # first of all: on old servers reading changes them
+            for batch in batches(self._source.records(Want.WHOLE, some)):
+                yield batch, ages
 
     def _admit(self, refs: Sequence[Ref]) -> list[Ref]:
         """Those that the target can hold beside each other."""
@@ -569,6 +577,15 @@ def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
         total += BATCH_BYTES if large else more
     if batch:
         yield batch
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, each made in a second thread while the one before it is in use."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 __all__ = [
