@@ -189,6 +189,8 @@ def append_at(folder: int, name: str, lines: bytes, expect: Stamp | None, *, che
             if written < len(lines):
                 raise OSError(errno.ENOSPC, "the write fell short")
             os.fsync(descriptor)
+            if not before.st_size:
+                sync_folder(folder)
         except OSError as error:
             if os.fstat(descriptor).st_size == before.st_size + written:
                 with suppress(OSError):

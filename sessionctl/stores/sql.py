@@ -972,7 +972,10 @@ class _Sqlite(_Database):
         if not self.path.parent.is_dir():
             raise WriteFailed(f"cannot make {self.name}: there is no folder {quoted(str(self.path.parent), 300)}")
         with suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            # Not closed: another thread may hold a lock on the new database already, which closing it would end.
+            made = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            status = os.fstat(made)
+            _descriptors[status.st_dev, status.st_ino] = made
         _header(self.path)
         return self._connect("mode=rw")
 
