@@ -8,19 +8,19 @@ matter, straight from the bytes. Whatever is not exactly as the writers write it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
 
-from ..history import finding
+from ..history import finding, judge
 from ..keys import split_composite
 from ..model import Outline, Ref, Session
 from .checkpoints import approvals
-from .documents import brief_document, fast_document, parse_document, slow_document
-from .logs import LogReader, lines_of, read_line
+from .documents import brief_document, fast_document, parse_document, plain_document, slow_document
+from .logs import LogReader, lines_of, plain_log, read_line
 from .messages import message_of
-from .text import OLDEST, NotPlain
+from .text import ODD, OLDEST
 
 __all__ = [
     "approvals",
@@ -47,21 +47,25 @@ def outline(ref: Ref, payload: bytes, now: int) -> Outline:
         return outline_log([payload], now)
     try:
         found = fast_document(payload, now)
-    except (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except ODD:
         found = slow_document(payload, now)[0]
-    if found.steps is not None and found.id not in (ref.key, split_composite(ref.key)[1]):
-        said = "no text" if found.id is None else repr(found.id[:80])
-        found = msgspec.structs.replace(
-            found, notes=(*found.notes, finding("id-mismatch", "id", f"the id inside is {said}"))
-        )
-    return found
+    return _named(ref, found)
+
+
+def _named(ref: Ref, found: Outline) -> Outline:
+    """With a note where a document's own id is not the one it is stored under."""
+    if ref.kind == "log" or found.steps is None or found.id in (ref.key, split_composite(ref.key)[1]):
+        return found
+    said = "no text" if found.id is None else repr(found.id[:80])
+    note = finding("id-mismatch", "id", f"the id inside is {said}")
+    return msgspec.structs.replace(found, notes=(*found.notes, note))
 
 
 def brief(ref: Ref, payload: bytes, now: int) -> Outline | None:
     """The outline of an undamaged document, its messages ``unread``; None where that takes a full look."""
     try:
         return brief_document(payload, now) if ref.kind == "document" else None
-    except (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except ODD:
         return None
 
 
@@ -75,11 +79,18 @@ def outline_log(chunks: Iterable[bytes], now: int) -> Outline:
     return reader.outline(size)
 
 
-def outline_chunks(ref: Ref, chunks: Iterable[bytes], now: int) -> Outline:
-    """The outline of a payload that comes in pieces; only a document is put together first."""
-    if ref.kind == "log":
-        return outline_log(chunks, now)
-    return outline(ref, b"".join(chunks), now)
+def outline_chunks(ref: Ref, chunks: Callable[[], Iterable[bytes]], now: int) -> Outline:
+    """The outline of a payload read piece by piece; of one without any fault the memory does not follow the size.
+
+    ``chunks`` begins to read anew whenever it is called. An outline without faults has no entries.
+    """
+    try:
+        found = plain_log(chunks()) if ref.kind == "log" else plain_document(chunks(), now)
+        if not (found := _named(ref, found)).notes and not judge(found).findings:
+            return found
+    except ODD:
+        pass
+    return outline_log(chunks(), now) if ref.kind == "log" else outline(ref, b"".join(chunks()), now)
 
 
 def quick_id(payload: bytes) -> str | None:

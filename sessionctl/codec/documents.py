@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -67,56 +69,115 @@ class _Moments(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Document).decode
+_decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _decode_moments = msgspec.json.Decoder(_Moments).decode
 PLAIN = {role: Step(role) for role in ("user", "assistant", "system")}
 """The steps of messages that are nothing but text."""
 
 
-def fast_document(payload: bytes, now: int) -> Outline:
-    """The outline of a document exactly as Seepient writes it; raises for any other (NotPlain, MsgspecError)."""
-    document = _decode(payload)
-    if not payload.isascii():
-        payload.decode()
-    steps: list[Step] = []
-    title: str | None = None
-    inline: set[str] = set()
-    for message in document.messages:
-        role, calls, call_id = message.role, message.toolCalls, message.toolCallId
-        if role == "tool":
-            if call_id is None or call_id in inline or calls is not None:
-                raise NotPlain  # of a result that is stored twice the texts must be compared
-            result = Result(call_id, -1, message.content.startswith(MADE_UP))
-            steps.append(Step("tool", (), (result,), True))
-        elif call_id is not None:
-            raise NotPlain
-        elif calls is None:
-            if not message.content or role not in PLAIN:
+class _History:
+    """Takes messages exactly as Seepient writes them; raises NotPlain for any other."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.times: list[int] = []
+        self.title: str | None = None
+        self._inline: set[str] = set()
+
+    def add(self, messages: list[_Message]) -> None:
+        steps, inline = self.steps, self._inline
+        for message in messages:
+            role, calls, call_id = message.role, message.toolCalls, message.toolCallId
+            if role == "tool":
+                if call_id is None or call_id in inline or calls is not None:
+                    raise NotPlain  # of a result that is stored twice the texts must be compared
+                result = Result(call_id, -1, message.content.startswith(MADE_UP))
+                steps.append(Step("tool", (), (result,), True))
+            elif call_id is not None:
                 raise NotPlain
-            steps.append(PLAIN[role])
-            if title is None and role == "user":
-                title = one_line(message.content)
-        elif calls:
-            inline.update(call.id for call in calls if call.result is not None)
-            made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
-            steps.append(Step(role, tuple(made)))
-        else:
-            raise NotPlain
-    return _plain_outline(document, now, tuple(steps), title)
+            elif calls is None:
+                if not message.content or role not in PLAIN:
+                    raise NotPlain
+                steps.append(PLAIN[role])
+                if self.title is None and role == "user":
+                    self.title = one_line(message.content)
+            elif calls:
+                inline.update(call.id for call in calls if call.result is not None)
+                made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
+                steps.append(Step(role, tuple(made)))
+            else:
+                raise NotPlain
+        self.times += [message.timestamp for message in messages]
+
+
+def fast_document(payload: bytes, now: int) -> Outline:
+    """The outline of a document exactly as Seepient writes it; raises for any other (one of ODD)."""
+    document = _decode(_utf8(payload))
+    history = _History()
+    history.add(document.messages)
+    return _plain_outline(document, now, history.times, tuple(history.steps), history.title)
 
 
 def brief_document(payload: bytes, now: int) -> Outline:
     """The outline of a document without its history: ages and owner. Raises as ``fast_document``, also for damage."""
-    document = _decode_moments(payload)
+    document = _decode_moments(_utf8(payload))
+    times = [message.timestamp for message in document.messages]
+    return _plain_outline(document, now, times, (), None, len(times))
+
+
+def plain_document(chunks: Iterable[bytes], now: int) -> Outline:
+    """``fast_document`` in memory that does not follow the texts, for a document spelled as JSON.stringify spells it.
+
+    It is cut between two messages, where a line ends that no text can hold. What the cuts leave is decoded piece by
+    piece, and so are the fields around them: together that is the whole document, and valid JSON if every piece is.
+    """
+    pieces = iter(chunks)
+    rest = next(pieces, b"")
+    head = _head(rest)
+    if head is None:
+        raise NotPlain
+    history = _History()
+    rest = rest[head.end() :]
+    for chunk in pieces:
+        rest += chunk
+        cut = rest.rfind(_BETWEEN)
+        if cut >= 0:
+            history.add(_decode_messages(_utf8(b"[" + rest[: cut + _FIRST] + b"]")))
+            rest = rest[cut + _FIRST + 1 :]
+        elif len(rest) > _LONGEST:
+            raise NotPlain
+    last = rest.find(b"\n  ]")
+    tail = rest[last:]
+    if last < 0 or b'"messages"' in tail:
+        raise NotPlain
+    history.add(_decode_messages(_utf8(b"[" + rest[:last] + b"]")))
+    document = _decode(_utf8(head[0] + tail))
+    return _plain_outline(document, now, history.times, tuple(history.steps), history.title)
+
+
+_head = re.compile(rb'\{\n  "id": "[^"\\\x00-\x1f]*",\n  "messages": \[').match
+_BETWEEN = b"\n    },\n    {"
+_FIRST = len(b"\n    }")
+_LONGEST = 32 << 20
+"""Bytes of a message from which on a document is not read piece by piece."""
+
+
+def _utf8(payload: bytes) -> bytes:
+    """``payload`` if it is UTF-8 also where the decoder passes over it; raises UnicodeDecodeError."""
     if not payload.isascii():
         payload.decode()
-    return _plain_outline(document, now, (), None, len(document.messages))
+    return payload
 
 
 def _plain_outline(
-    document: _Document | _Moments, now: int, steps: tuple[Step, ...], title: str | None, unread: int = 0
+    document: _Document | _Moments,
+    now: int,
+    times: Sequence[int],
+    steps: tuple[Step, ...],
+    title: str | None,
+    unread: int = 0,
 ) -> Outline:
     """The outline where every time in the document can be believed; raises NotPlain for any other."""
-    times = [message.timestamp for message in document.messages]
     newest = max(times, default=0)
     if newest > now or (times and min(times) < OLDEST):
         raise NotPlain

@@ -30,6 +30,10 @@ class NotPlain(Exception):
     """The fast way does not cover this payload."""
 
 
+ODD = (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What the fast ways raise for a payload that they do not cover."""
+
+
 def refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no number in JSON")
 

@@ -106,7 +106,7 @@ def summarise(store: Store, record: Record, context: Context) -> Summary:
         outline = codec.outline(ref, record.payload, now)
     else:
         try:
-            outline = codec.outline_chunks(ref, store.chunks(ref), now)
+            outline = codec.outline_chunks(ref, lambda: store.chunks(ref), now)
         except SessionctlError as failed:
             outline, error = Outline(ref.kind), str(failed)
     verdict = judge(outline, context.approvals.get(ref.key, ()) if context.approvals else ())

@@ -127,7 +127,7 @@ def tiny(folder: Path, count: int) -> None:
 def large_log(folder: Path, megabytes: int) -> None:
     """One log of so many megabytes."""
     with (folder / "large.jsonl").open("w") as file:
-        _fill(file, map(_as_line, Writer(3).entries(1 << 40)), megabytes)
+        _fill(file, map(_as_line, Writer(3).entries(1 << 40)), megabytes, '"role":"assistant","content":"')
 
 
 def large_document(folder: Path, megabytes: int) -> None:
@@ -141,10 +141,11 @@ def large_document(folder: Path, megabytes: int) -> None:
         file.write("\n  ],\n" + tail)
 
 
-def _fill(file: TextIO, texts: Iterable[str], megabytes: int) -> None:
+def _fill(file: TextIO, texts: Iterable[str], megabytes: int, last: str = "") -> None:
+    """Write texts until there is enough; the last one holds ``last``."""
     for text in texts:
         file.write(text)
-        if file.tell() >= megabytes * 1_000_000:
+        if last in text and file.tell() >= megabytes * 1_000_000:
             return
 
 
