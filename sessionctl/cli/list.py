@@ -11,8 +11,9 @@ import typer
 from ..errors import SomeFailed, UsageError
 from ..ops.select import SORTS, Summary, Tally, listing
 from .complete import keys
-from .options import STORE, Common, Filters, choice, now_ms, takes
+from .options import STORE, Common, Filters, NoPager, choice, now_ms, takes
 from .output import FORMATS, Output, plain_table, plural
+from .pager import paged
 from .rows import COLUMNS, STATUS_STYLES, cells, problems, row, short_key
 
 app = typer.Typer(add_completion=False)
@@ -52,6 +53,7 @@ def list_sessions(
     all_: Annotated[
         bool, typer.Option("-a", "--all", help="All rows, also at a terminal.", rich_help_panel=STORE)
     ] = False,
+    no_pager: NoPager = False,
 ) -> None:
     """List sessions, the newest first, with their status and what is wrong with them."""
     out = common.out(*FORMATS)
@@ -72,10 +74,11 @@ def list_sessions(
             reverse=reverse,
             limit=_limit(out, limit, all_),
         )
-        if out.format == "table":
-            _table(out, shown)
-        else:
-            out.rendered(shown, COLUMNS)
+        with paged(out, wanted=not no_pager):
+            if out.format == "table":
+                _table(out, shown)
+            else:
+                out.rendered(shown, COLUMNS)
         _say(out, tally, len(shown), store.url, [f"{s.name} {s.note}" for s in store.strays()])
     if tally.unreadable:
         raise SomeFailed(

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 STORE, FILTER, SAFETY = "Store and output", "Which sessions", "Safety"
 
 
+NoPager = Annotated[
+    bool, typer.Option("--no-pager", help="Print at once what is longer than the screen.", rich_help_panel=STORE)
+]
+
+
 def now_ms() -> int:
     """The time, in ms since the epoch."""
     return time.time_ns() // 1_000_000

@@ -87,6 +87,7 @@ class Output:
         self.null = null
         self.verbose = verbose
         self.quiet = quiet
+        self._held: list[str] | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -108,8 +109,20 @@ class Output:
 
     def note(self, text: str) -> None:
         """A line for people, on stderr."""
-        if not self.quiet:
+        if self._held is not None:
+            self._held.append(text)
+        elif not self.quiet:
             print(safe_line(text), file=sys.stderr)
+
+    def hold_notes(self) -> None:
+        """Keep notes back until ``release_notes``: something else has the terminal."""
+        self._held = []
+
+    def release_notes(self) -> None:
+        """Print the notes that were kept back."""
+        held, self._held = self._held or [], None
+        for text in held:
+            self.note(text)
 
     def value(self, value: object) -> None:
         """One value as JSON: indented for ``json``, a line for ``jsonl``."""

@@ -14,8 +14,9 @@ from ..ops.select import Context, Summary, summarise
 from ..stores.base import Store, Want
 from .complete import keys
 from .ids import named
-from .options import STORE, Common, now_ms, takes
+from .options import STORE, Common, NoPager, now_ms, takes
 from .output import Output, safe
+from .pager import paged
 from .removal import tell_missing
 from .rows import row
 from .transcript import markdown, message_objects, transcript
@@ -45,6 +46,7 @@ def show(
     tree: Annotated[bool, typer.Option("--tree", help="Also the branches of a log.", rich_help_panel=STORE)] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The stored bytes, exactly.", rich_help_panel=STORE)] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.", rich_help_panel=STORE)] = False,
+    no_pager: NoPager = False,
 ) -> None:
     """Print the transcript of sessions, with tool calls and their results folded in their place."""
     out = common.out("table", "json", "jsonl")
@@ -55,7 +57,7 @@ def show(
     now = now_ms()
     code = 0
     objects: list[dict[str, Any]] = []
-    with common.open(reading=True) as store:
+    with common.open(reading=True) as store, paged(out, wanted=not no_pager):
         found = named(store, ids)
         if raw:
             for ref in found.refs:
@@ -85,8 +87,8 @@ def show(
                         out.print()
                     transcript(out, session, summary, last=last, full=full, tree=tree, now=now)
                 _say_damage(out, session, summary)
-    if out.format == "json":
-        out.value(objects)
+        if out.format == "json":
+            out.value(objects)
     tell_missing(out, found.missing)
     if found.missing and not code:
         code = SomeFailed.exit_code
