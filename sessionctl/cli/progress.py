@@ -9,11 +9,38 @@ from contextlib import contextmanager
 from typing import Any
 
 
+class Bar:
+    """Calling it moves the bar on by one. ``hidden``: the bar is out of the way while lines are printed."""
+
+    def __call__(self) -> None:
+        """One more is done."""
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        yield
+
+
+class _Shown(Bar):
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar, self._task = bar, task
+
+    def __call__(self) -> None:
+        self._bar.advance(self._task)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
+
+
 @contextmanager
-def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """A bar that the yielded function moves on by one; nothing without a terminal, or for what is soon over."""
+def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[Bar]:
+    """A bar on stderr; one that shows nothing without a terminal, or for what is soon over."""
     if quiet or not sys.stderr.isatty() or (total is not None and total < 20):
-        yield lambda: None
+        yield Bar()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
@@ -22,8 +49,7 @@ def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[C
     columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}")]
     columns += [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if total else [MofNCompleteColumn()]
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda: bar.advance(task)
+        yield _Shown(bar, bar.add_task(text, total=total))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from .complete import keys, words
 from .ids import named
 from .options import SAFETY, Common, choice, default_store, now_ms, takes, wait_seconds
 from .output import Output, plural, safe_line
-from .progress import progress, stop_between
+from .progress import Bar, progress, stop_between
 from .removal import tell_missing
 from .rows import STATUS_STYLES
 
@@ -124,7 +124,7 @@ def repair_sessions(
             reports = check(store, now_ms(), refs, options=options)
         with progress("checking", None, quiet=common.quiet) as tick, stop_between(tick) as step:
             try:
-                tally.tell(_stepping((_narrowed(report, options) for report in reports), step))
+                tally.tell(_stepping((_narrowed(report, options) for report in reports), step), tick)
             except KeyboardInterrupt:
                 tally.summary(keep, name, interrupted=True)
                 raise
@@ -172,11 +172,13 @@ class _Tally:
         self.checked = self.with_findings = self.fixed = self.fixable = self.errors_left = 0
         self.failed = self.skipped = self.in_use = 0
 
-    def tell(self, reports: Iterator[Report]) -> None:
+    def tell(self, reports: Iterator[Report], bar: Bar) -> None:
         counted = map(self._count, reports)
         if self.out.format == "table":
             for report in counted:
-                self._print(report)
+                if report.outcomes or report.error or report.skipped:
+                    with bar.hidden():
+                        self._print(report)
         elif self.out.format == "ids":
             self.out.rows(({"key": r.ref.key} for r in counted if r.outcomes), ("key",))
         else:
@@ -196,22 +198,21 @@ class _Tally:
         return report
 
     def _print(self, report: Report) -> None:
-        if not (report.outcomes or report.error or report.skipped):
-            return
-        self._line(safe_line(report.ref.key), "bold", f"  {report.status}", STATUS_STYLES[report.status])
+        self._line(safe_line(report.ref.key), "bold", f"  {report.status}", STATUS_STYLES[report.status], hang=2)
         for outcome, mark, more in self._folded(report):
             found = outcome.finding
             said = f"{found.code}  {found.where}: {found.message}"
             said = self._cut(said) + (f", and {more:,} more" if more else "") + (f"  [{mark}]" if mark else "")
-            self._line(f"  {found.severity:7}", _SEVERITY_STYLES[found.severity], f" {said}", "")
+            self._line(f"  {found.severity:7} ", _SEVERITY_STYLES[found.severity], said, "")
         shown = len(report.changes) if self.out.verbose else _ALIKE
         for change in report.changes[:shown]:
-            self._line("  ", "", f"→ {self._cut(change)}", "green")
+            self._line("  → ", "green", self._cut(change), "green")
         if report.changes[shown:]:
-            self._line("  ", "", f"→ … and {plural(len(report.changes) - shown, 'change')} more", "green")
+            self._line("  → ", "green", f"… and {plural(len(report.changes) - shown, 'change')} more", "green")
         if report.before is not None and report.after is not None:
             for line in diff_lines(report.before, report.after):
-                self._line("    ", "", self._cut(line), _DIFF_STYLES.get(line[:1], "dim"))
+                style = _DIFF_STYLES.get(line[:1], "dim")
+                self._line(f"    {line[:1]}", style, self._cut(line[1:]), style)
         if report.backup:
             self._line("  ", "", safe_line(f"backup in {report.backup}"), "dim")
         if report.skipped or report.error:
@@ -246,16 +247,22 @@ class _Tally:
             text = f"{text[:_LONGEST]}… ({len(text):,} characters; -v shows all)"
         return safe_line(text)
 
-    def _line(self, first: str, first_style: str, rest: str, style: str) -> None:
+    def _line(self, first: str, first_style: str, rest: str, style: str, *, hang: int = 0) -> None:
+        """One line in two styles; at a terminal what is too wide goes on below ``rest``, or ``hang`` columns in."""
         if not self.out.is_terminal:
-            self.out.print(first + rest)
+            self.out.print((first + rest).rstrip())
             return
         from rich.text import Text
 
-        text = Text(overflow="fold")
-        text.append(first, first_style)
-        text.append(rest, style)
-        self.out.console().print(text)
+        console = self.out.console()
+        text = Text.assemble((first, first_style), (rest, style))
+        indent = hang or len(first)
+        head, *more = text.wrap(console, console.width, overflow="fold")
+        console.print(head)
+        if more:
+            left = text[len(head.plain) + (text.plain[len(head.plain)] == " ") :]
+            for line in left.wrap(console, max(console.width - indent, 20), overflow="fold"):
+                console.print(Text(" " * indent).append_text(line))
 
     def summary(self, keep: Backup | None, store: str, *, interrupted: bool = False) -> None:
         """The totals, on stderr, and how to take the repair back; ``store`` is the one that was mended, as named."""

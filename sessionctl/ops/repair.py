@@ -46,6 +46,8 @@ _DIFF_LIMIT = 4000
 _RUN, _AHEAD = 3, 100
 """Beyond it: how many lines must agree, and how far ahead they are looked for."""
 
+_UNENDED = "\\ no newline at the end"
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -391,6 +393,8 @@ def diff_lines(before: bytes, after: bytes, context: int = 2) -> Iterator[str]:
     What is not UTF-8 shows as ``\\xNN``. A document on one line is shown with a line for each of its objects.
     """
     old, new = _shown(before), _shown(after)
+    if before.endswith(b"\n") is not after.endswith(b"\n"):
+        (new if before.endswith(b"\n") else old).append(_UNENDED)
     start = 0
     shortest = min(len(old), len(new))
     while start < shortest and old[start] == new[start]:
@@ -413,7 +417,8 @@ def _shown(payload: bytes) -> list[str]:
     text = payload.decode(errors="backslashreplace")
     if "\n" not in text.rstrip("\n"):
         text = re.sub(r"([}\]],) ?(?=[{\"])", r"\1\n", text)
-    return text.split("\n")
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _moved(header: str, by: int) -> str:
