@@ -63,6 +63,7 @@ class Terminal:
         env: dict[str, str] | None = None,
         size: tuple[int, int] = (80, 24),
         command: list[str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.text = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -75,6 +76,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             env=settings,
+            cwd=cwd,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
