@@ -710,8 +710,10 @@ class RedisStore(Store):
             key = self._key(item.ref)
             if item.changed_at is None:
                 asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
-            else:
+            elif not self._servers.reading_counts_as_use:  # where it does, SET would count as use, too
                 asked.append((key, _make_aged(key, item.payload, _idle(clock, item.changed_at), item.ttl_ms)))
+            else:
+                continue
             written.append(item)
         logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
         if logs:
@@ -893,17 +895,27 @@ def _set(key: bytes, payload: bytes, ttl_ms: int | None) -> Command:
 
 _MAKE_AGED = b"""
 if redis.call('EXISTS', KEYS[1]) == 1 then return false end
-redis.call('SET', KEYS[1], ARGV[1])
-local dump = redis.pcall('DUMP', KEYS[1])
-local aged = type(dump) == 'string' and redis.pcall('RESTORE', KEYS[1], ARGV[2], dump, 'REPLACE', 'IDLETIME', ARGV[3])
-if not (aged and aged.ok) and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return redis.status_reply('OK')
+local made = redis.pcall('RESTORE', KEYS[1], ARGV[2], ARGV[4], 'IDLETIME', ARGV[3])
+if made.ok then
+  made = redis.pcall('SET', KEYS[1], ARGV[1], 'KEEPTTL')
+  if made.err then redis.call('DEL', KEYS[1]) end
+elseif ARGV[2] == '0' then
+  made = redis.call('SET', KEYS[1], ARGV[1])
+else
+  made = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+end
+return made
 """
+"""SET NX with an idle time in one step: an empty string is made of that age, then filled, which leaves its age alone.
+
+Where RESTORE is not allowed the idle time is left out.
+"""
+_EMPTY = bytes.fromhex("00000600cb7634c0fa2a9e49")
+"""DUMP of an empty string, in a version that every server takes."""
 
 
 def _make_aged(key: bytes, payload: bytes, idle: int, ttl_ms: int | None) -> Command:
-    """SET NX with an idle time, in one step; where DUMP or RESTORE is not allowed, without."""
-    return ("EVAL", _MAKE_AGED, 1, key, payload, 0 if ttl_ms is None else max(1, ttl_ms), idle)
+    return ("EVAL", _MAKE_AGED, 1, key, payload, 0 if ttl_ms is None else max(1, ttl_ms), idle, _EMPTY)
 
 
 def _pushes(key: bytes, items: Sequence[bytes]) -> list[Command]:
