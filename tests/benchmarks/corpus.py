@@ -88,11 +88,13 @@ class Writer:
                 parent = name
 
 
-def _as_document(value: dict[str, Any]) -> str:
+def as_document(value: dict[str, Any]) -> str:
+    """As Seepient writes a document."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _as_line(value: dict[str, Any]) -> str:
+def as_line(value: dict[str, Any]) -> str:
+    """As LoopEngine writes an entry."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -102,14 +104,14 @@ def documents(folder: Path, count: int) -> None:
     for number in range(count):
         key = f"s{number:06d}"
         value = writer.document(key, writer.random.randrange(4, 14), now)
-        (folder / f"{key}.json").write_text(_as_document(value))
+        (folder / f"{key}.json").write_text(as_document(value))
 
 
 def logs(folder: Path, count: int) -> None:
     """Logs of about 12 KB."""
     writer = Writer(2)
     for number in range(count):
-        lines = "".join(map(_as_line, writer.entries(writer.random.randrange(4, 16))))
+        lines = "".join(map(as_line, writer.entries(writer.random.randrange(4, 16))))
         (folder / f"acme:production:support:{number:06d}.jsonl").write_text(lines)
 
 
@@ -121,19 +123,19 @@ def tiny(folder: Path, count: int) -> None:
         said = [("user", "hello"), ("assistant", "hi")]
         messages = [{"id": f"m{i}", "role": r, "content": c, "timestamp": at} for i, (r, c) in enumerate(said)]
         value = {"id": f"t{number:07d}", "messages": messages, "createdAt": at, "updatedAt": at}
-        (folder / f"t{number:07d}.json").write_text(_as_document(value))
+        (folder / f"t{number:07d}.json").write_text(as_document(value))
 
 
 def large_log(folder: Path, megabytes: int) -> None:
     """One log of so many megabytes."""
     with (folder / "large.jsonl").open("w") as file:
-        _fill(file, map(_as_line, Writer(3).entries(1 << 40)), megabytes, '"role":"assistant","content":"')
+        _fill(file, map(as_line, Writer(3).entries(1 << 40)), megabytes, '"role":"assistant","content":"')
 
 
 def large_document(folder: Path, megabytes: int) -> None:
     """One document of so many megabytes."""
     writer, now = Writer(4), time.time_ns() // 1_000_000
-    head, rest = _as_document(writer.document("large", 8, now)).split('"messages": [', 1)
+    head, rest = as_document(writer.document("large", 8, now)).split('"messages": [', 1)
     turns, tail = rest.split("\n  ],\n", 1)
     with (folder / "large.json").open("w") as file:
         file.write(head + '"messages": [' + turns)
