@@ -565,6 +565,18 @@ def test_ttls_of_redis_are_kept_within_a_second(redis: Server) -> None:
         other.flushdb()
 
 
+@pytest.mark.parametrize("denied", [("-eval",), ("-restore", "-dump"), ("-eval", "-restore", "-dump")])
+def test_without_the_right_to_set_ages_all_else_is_kept(redis: Server, denied: tuple[str, ...]) -> None:
+    redis.client().execute_command("ACL", "SETUSER", "mover", "on", ">x", "~*", "+@all", *denied)
+    source = fill(MemoryStore(), (log("b"), entry(1)))
+    source.put(doc("a"), document("a"), expect=None, changed_at=THEN, ttl_ms=60_000)
+    with open_store(redis.url(login="mover:x@")) as target:
+        outcome = copy(source, target)
+        assert (outcome.verified, outcome.failed) == (2, [])
+        assert contents(target) == contents(source)
+    assert 58_000 < redis.client().pttl("seepient:session:a") <= 60_000
+
+
 def test_what_is_no_session_at_the_target_is_never_touched(redis: Server) -> None:
     redis.client().hset("seepient:session:a", "data", "x")
     redis.client().set("session-log:b", "text")
