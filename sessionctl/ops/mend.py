@@ -114,7 +114,8 @@ class Repair(NamedTuple):
     """What a repair makes of one payload. ``after`` is None where nothing changes.
 
     ``appended`` are the lines by which ``after`` is longer, where appending to a log suffices. ``status`` is that of
-    the result. ``removed`` are the bytes that were taken out, ``changes`` says what was done, for people.
+    the result. ``removed`` are the bytes that were taken out, ``changes`` says what was done, for people. ``awaits``:
+    nothing may be done, since a call awaits approval.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -123,6 +124,7 @@ class Repair(NamedTuple):
     appended: bytes | None = None
     removed: tuple[bytes, ...] = ()
     changes: tuple[str, ...] = ()
+    awaits: bool = False
 
 
 class _View(NamedTuple):
@@ -192,7 +194,7 @@ class _Plan:
 
     def repair(self) -> Repair:
         if self.awaits():
-            return self.refused("awaits approval")
+            return self.held()
         for stage in (_clean, _cut_cycle):
             self.take(stage(self))
         for _ in range(_ROUNDS):
@@ -200,7 +202,7 @@ class _Plan:
             if not any(taken):
                 break
         if self.awaits():
-            return self.refused("awaits approval")
+            return self.held()
         before, after = self.first.payload, self.view.payload
         outcomes = tuple(self.outcomes())
         if after == before:
@@ -218,9 +220,9 @@ class _Plan:
     def awaits(self) -> bool:
         return not self.options.force and not self.approvals.isdisjoint(self.view.verdict.unresolved)
 
-    def refused(self, reason: str) -> Repair:
+    def held(self) -> Repair:
         first = self.first.verdict
-        return Repair(tuple(Outcome(f, reason=reason) for f in first.findings), first.status)
+        return Repair(tuple(Outcome(f, reason="awaits approval") for f in first.findings), first.status, awaits=True)
 
     def refuse(self, codes: Collection[str], reason: str) -> None:
         self.why.update(dict.fromkeys(codes, reason))

@@ -257,7 +257,9 @@ class _Hands:
         if record is None or record.payload is None:
             return replace(report, outcomes=tuple(leftovers))
         plan = mend(ref, record.payload, now, self.options, self.context.approvals.get(ref.key, frozenset()))
-        if reason is not None and (plan.after is not None or ref in self.context.strays):
+        if plan.awaits:
+            reason = reason or Reason("awaiting-approval", "awaiting approval")
+        if reason is not None and (plan.awaits or plan.after is not None or ref in self.context.strays):
             return _left_alone(report, reason)
         done = self._write(report, record, plan, recovered, leftovers, still_held)
         if self.backup is None and done.before is None and any(o.fixed for o in done.outcomes):

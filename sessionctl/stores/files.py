@@ -195,6 +195,7 @@ def append_at(folder: int, name: str, lines: bytes, expect: Stamp | None, *, che
             if os.fstat(descriptor).st_size == before.st_size + written:
                 with suppress(OSError):
                     os.ftruncate(descriptor, before.st_size)
+                    os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))
             raise WriteFailed(f"cannot write {name!r}: {reason(error)}") from error
         return stamp_of(os.fstat(descriptor))
     finally:
