@@ -185,11 +185,11 @@ def test_a_table_fits_its_terminal(folder: Path, columns: int) -> None:
 def test_a_terminal_shows_fifty(folder: Path) -> None:
     for number in range(55):
         document(folder, f"s{number:02}", age=HOUR + number * MINUTE)
-    with Terminal("list", "-s", folder) as screen:
+    with Terminal("list", "-s", folder, size=(80, 500)) as screen:
         screen.wait()
     assert len(screen.plain.splitlines()) == 52
     assert "50 of 55 sessions (--all shows all)" in screen.plain
-    with Terminal("list", "-a", "-s", folder) as screen:
+    with Terminal("list", "-a", "-s", folder, size=(80, 500)) as screen:
         screen.wait()
     assert len(screen.plain.splitlines()) == 57
     assert len(run("list", "-s", folder).stdout.splitlines()) == 56
