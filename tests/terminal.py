@@ -27,12 +27,13 @@ _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>()][A-Z0-9]?)")
 
 
 def environment(home: Path | None = None, **extra: str) -> dict[str, str]:
-    """A clean environment: nothing of the caller's but PATH, and no home folder unless one is given."""
+    """A clean environment: nothing of the caller's but PATH, no pager, and no home folder unless one is given."""
     found = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "LANG": "C.UTF-8",
         "SESSIONCTL_CONFIG": "",
+        "PAGER": "",
     }
     if home is not None:
         found["HOME"] = str(home)

@@ -31,12 +31,13 @@ def paged(out: Output, *, wanted: bool = True) -> Iterator[None]:
 
     Quitting the pager ends the printing and is no error. Notes wait until it has ended.
     """
-    pager = command() if wanted and out.is_terminal else None
+    lines = _lines() if wanted and out.is_terminal else 0
+    pager = command() if lines else None
     if pager is None:
         yield
         return
     before = sys.stdout
-    stream = _Paged(before, pager, shutil.get_terminal_size().lines)
+    stream = _Paged(before, pager, lines)
     sys.stdout = stream
     out.hold_notes()
     try:
@@ -47,6 +48,14 @@ def paged(out: Output, *, wanted: bool = True) -> Iterator[None]:
         sys.stdout = before
         stream.finish()
         out.release_notes()
+
+
+def _lines() -> int:
+    """The height of the terminal; 0 for one that has none: nobody sits before it."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except OSError:
+        return 0
 
 
 class _Left(Exception):

@@ -71,7 +71,9 @@ def test_a_pager_that_is_not_there_hides_nothing(long: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("less") is None, reason="less is not on this machine")
 def test_less(long: Path) -> None:
-    with Terminal("show", "s", "-s", long) as screen:
+    env = environment()
+    del env["PAGER"]
+    with Terminal("show", "s", "-s", long, env=env) as screen:
         screen.expect("line-0")
         screen.read(0.5)
         assert "line-299" not in screen.plain
@@ -82,6 +84,10 @@ def test_less(long: Path) -> None:
         screen.send("q")
         assert screen.wait() == 0
         assert "Traceback" not in screen.plain
+
+
+def test_a_terminal_without_a_size_is_nobody_to_page_for(long: Path) -> None:
+    assert "PAGED" not in at_terminal("show", "s", "-s", long, lines=0)
 
 
 def test_control_characters_do_not_reach_the_pager() -> None:
