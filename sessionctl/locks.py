@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Hashable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -175,8 +176,10 @@ class FileLease(Lease):
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(_note_path(self._lock_path), flags, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(note, file)
+            try:
+                os.write(descriptor, json.dumps(note).encode())
+            finally:
+                os.close(descriptor)
 
     def check(self) -> None:
         if not self._file.is_locked or not self._lock_path.exists():
@@ -200,6 +203,23 @@ def lock_path(folder: Path, name: str) -> Path:
     """Where the lock of a name lies. The name is hashed: no text from outside becomes a path."""
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:32]
     return folder / ".sessionctl" / "locks" / f"{digest}.lock"
+
+
+def sweep(folder: Path) -> None:
+    """Remove the locks that processes left in a folder when they were killed; each is taken before it is removed."""
+    from filelock import FileLock, Timeout
+
+    for path in (folder / ".sessionctl" / "locks").glob("*.lock"):
+        if _read_note(_note_path(path)) is not None:
+            continue
+        lock = FileLock(path, thread_local=False, mode=0o600)
+        with suppress(OSError, Timeout):
+            lock.acquire(timeout=0)
+            try:
+                for left in (_note_path(path), path):
+                    left.unlink(missing_ok=True)
+            finally:
+                lock.release()
 
 
 def _note_path(lock: Path) -> Path:
@@ -236,6 +256,24 @@ def _read_note(path: Path) -> Holder | None:
 
 _NOTE_LIMIT = 8192
 """Bytes: more is no note of ours."""
+
+
+@lru_cache(maxsize=1)
+def process_space() -> str:
+    """Names the boot and the space of process ids that this process lives in; empty where the system does not tell.
+
+    Only of a process of the same space can be told whether it is alive: two containers may share a host's name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return hashlib.sha256(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
+    except OSError:
+        return ""
+
+
+def is_dead(host: str, space: str, pid: int) -> bool:
+    """Whether this process certainly does not live any more."""
+    return bool(space) and space == process_space() and host == socket.gethostname() and not _alive(pid)
 
 
 def _alive(pid: int) -> bool:

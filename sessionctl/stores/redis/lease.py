@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -15,7 +16,7 @@ from redis import exceptions as failed
 
 from ...errors import LockLost, SessionLocked
 from ...keys import quoted
-from ...locks import POLL, Holder, Lease, LocalLease
+from ...locks import POLL, Holder, Lease, LocalLease, is_dead, process_space
 from .servers import Answer, Servers
 from .wording import told
 
@@ -28,6 +29,8 @@ LIFE = 30_000
 RENEW = 10.0
 """Seconds between two renewals."""
 
+_TOKEN = re.compile(rb"sessionctl@([\x21-\x7e]{1,255}):(\d{1,10}):([0-9a-f]{8}):[0-9a-f]{32}")
+
 _RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
 _RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
@@ -38,7 +41,8 @@ class RedisLease(Lease):
     """``SET key token PX 30000 NX``, tried every 50 ms up to ``wait`` seconds; renewed every 10 s by
     compare-and-PEXPIRE; released by compare-and-DEL. Threads of this process queue before they ask the server.
 
-    The token names host and process for people and ends in 128 random bits. A failed attempt never writes to the key.
+    The token names host and process for people and ends in 128 random bits. A failed attempt never writes to the key;
+    only a lock that a process of this very machine left by dying is removed, so that its work can be taken up at once.
     Raises SessionLocked, which says who holds the lock and how long it still lives.
     """
 
@@ -46,7 +50,8 @@ class RedisLease(Lease):
         self._servers = servers
         self._key = key
         self._what = what
-        self._token = f"sessionctl@{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(16)}".encode()
+        process = f"{socket.gethostname()}:{os.getpid()}:{process_space()}"
+        self._token = f"sessionctl@{process}:{secrets.token_hex(16)}".encode()
         self._lost = ""
         self._until = 0.0
         self._ended = threading.Event()
@@ -79,6 +84,9 @@ class RedisLease(Lease):
             if got is not None or value == self._token:
                 self._until = asked + LIFE / 1000
                 return
+            if isinstance(value, bytes) and _is_left_over(value):
+                self._servers.one(key, "EVAL", _RELEASE, 1, key, value)
+                continue
             now = time.monotonic()
             if now >= deadline:
                 raise self._locked(holder_of(value, left), wait)
@@ -139,6 +147,12 @@ class RedisLease(Lease):
             pass
         finally:
             self._local.release()
+
+
+def _is_left_over(token: bytes) -> bool:
+    """Whether a lock is one of ours whose process has died."""
+    match = _TOKEN.fullmatch(token)
+    return match is not None and is_dead(match[1].decode(), match[3].decode(), int(match[2]))
 
 
 def holder_of(value: Answer, left: Answer) -> Holder | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -213,3 +215,38 @@ def test_the_locks_of_the_store(redis: Server, store: Store) -> None:
             assert raised.value.hint and "redis-cli del sessionctl-lock:gc" in raised.value.hint
         assert [record.ref for record in store.records()] == []
     assert redis.client().keys("*") == []
+
+
+def _die_with_locks(url: str) -> None:
+    store = open_store(url)
+    store.lock(REF, 0)
+    store.lock_store("gc")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_dead_process_of_this_machine_left_is_taken_at_once(redis: Server, store: Store) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_die_with_locks, args=(redis.url(),))
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    client = redis.client()
+    assert client.pttl(KEY) > 20_000
+    with store.lock(REF, 0), store.lock_store("gc"):
+        pass
+    assert not client.exists(KEY)
+
+
+def test_what_may_live_elsewhere_is_waited_for(redis: Server, store: Store) -> None:
+    client = redis.client()
+    with store.lock(REF, 0):
+        mine = client.get(KEY).decode()
+    head, pid, space, token = mine.rsplit(":", 3)
+    for other in (
+        f"{head}:{pid}:{space}:{token}",
+        f"{head}:999999999:00000000:{token}",
+        f"{head}x:999999999:{space}:{token}",
+    ):
+        client.set(KEY, other, px=60_000)
+        with pytest.raises(SessionLocked):
+            store.lock(REF, 0)
+        assert client.get(KEY).decode() == other
