@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
@@ -22,6 +23,7 @@ from sessionctl.codec.logs import plain_log
 from sessionctl.codec.text import ODD
 from sessionctl.history import judge
 from sessionctl.model import Outline, Ref
+from sessionctl.ops import follow
 from sessionctl.ops.mend import Options, mend
 from sessionctl.ops.select import Filter, listing
 from sessionctl.stores.memory import MemoryStore
@@ -35,14 +37,19 @@ SLACK = 0.03
 
 
 def is_linear(make: Callable[[int], Any], work: Callable[[Any], object], size: int) -> None:
-    """Assert that ``work`` takes at most 2.5 times as long for twice the size; the best of several tries counts."""
+    """Assert that ``work`` takes at most 2.5 times as long for twice the size; the best of several tries counts.
+
+    Without the garbage collector, which the command line hardly lets run, and whose work depends on all other tests.
+    """
 
     def best(value: Any) -> float:
         times = []
+        gc.disable()
         for _ in range(3):
             start = time.process_time()
             work(value)
             times.append(time.process_time() - start)
+        gc.enable()
         return min(times)
 
     one, two = make(size), make(2 * size)
@@ -217,6 +224,36 @@ def test_a_log_in_pieces_is_the_same(seed: int, turns: int, size: int) -> None:
     assert msgspec.structs.replace(found, entries=whole.entries, order=whole.order) == whole
 
 
+@pytest.mark.parametrize("count", [1, 20, 60, 10_000])
+def test_the_end_of_a_document_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(follow, "END", 2048)
+    store, ref = MemoryStore(), Ref("k", "document")
+    payload = corpus.as_document(corpus.Writer(1).document("k", 30, NOW)).encode()
+    store.put(ref, payload, expect=None)
+    whole = follow.read_document(None, payload)
+    found = follow.read_document_end(store, ref, len(payload), count)
+    assert whole is not None
+    if found is None:
+        assert count >= 60  # nearly all of it: it is read as a whole then
+    else:
+        assert len(whole.messages) > len(found.messages) >= count
+        assert found.messages == whole.messages[-len(found.messages) :]
+        assert count < follow.KEEP or found.position == whole.position
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ['"x": [\n    {\n      "role": "user"\n    }\n  ]', '"y": {"x": [\n    {\n      "role": "user"\n    }\n  ]}'],
+)
+def test_the_end_of_another_list_is_not_that_of_the_messages(monkeypatch: pytest.MonkeyPatch, tail: str) -> None:
+    monkeypatch.setattr(follow, "END", 80)
+    payload = a_document([{"role": "user", "content": "x" * 9000}])[:-2] + f",\n  {tail}\n}}".encode()
+    store, ref = MemoryStore(), Ref("k", "document")
+    store.put(ref, payload, expect=None)
+    found = follow.read_document_end(store, ref, len(payload), 1)
+    assert found is None or [m.id for m in found.messages] == ["m0"]
+
+
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_changed_byte_makes_no_difference_between_the_ways(data: st.DataObject) -> None:
@@ -266,7 +303,9 @@ def peak(*arguments: str) -> float:
 
 @pytest.mark.parametrize("make", [corpus.large_document, corpus.large_log], ids=["document", "log"])
 @pytest.mark.parametrize(
-    "command", [("list",), ("gc", "--older-than", "1s", "--dry-run"), ("repair",)], ids=["list", "gc", "repair"]
+    "command",
+    [("list",), ("gc", "--older-than", "1s", "--dry-run"), ("repair",), ("tail", "-n", "5", "large")],
+    ids=["list", "gc", "repair", "tail"],
 )
 def test_memory_does_not_follow_the_bytes(
     tmp_path: Path, command: tuple[str, ...], make: Callable[[Path, int], None]

@@ -113,6 +113,24 @@ def read_document(position: Position | None, payload: bytes) -> Reading | None:
     return Reading(Position(tuple(marks[-KEEP:])), tuple(chosen), replaced=new is None)
 
 
+def read_document_end(store: Store, ref: Ref, size: int, count: int) -> Reading | None:
+    """The last messages of a document, at least ``count``, reading no more of it than that takes.
+
+    JSON.stringify begins a message with a line that no text can hold. From there to the end exactly one list and one
+    object are closed, and ``createdAt`` follows the list: it is that of the messages. None for any other document.
+    """
+    span = END
+    while span < size:
+        data = store.rest(ref, size - span)
+        start = data.find(b"\n    {\n")
+        document, _ = parse_document(b'{"messages": [' + data[start:]) if start >= 0 else (None, [])
+        if document is not None and list(document)[1:2] == ["createdAt"] and len(document["messages"]) >= count:
+            messages = [message_of(value) for value in document["messages"]]
+            return Reading(Position(tuple(map(mark, messages[-KEEP:]))), tuple(messages))
+        span *= 8
+    return None
+
+
 def read_entries(data: bytes, *, first: bool) -> tuple[list[Message], int, int]:
     """The messages of whole lines, how many bytes they take, and how many lines were damaged.
 
@@ -261,6 +279,10 @@ class Follower:
                 if position is None and count is not None:
                     return read_log_end(self.store, ref, stamp.size, count)
                 return read_log(self.store, ref, position)
+            if position is None and count is not None:
+                reading = read_document_end(self.store, ref, stamp.size, max(count, KEEP))
+                if reading is not None:
+                    return reading
             record = self.store.get(ref)
         except StoreError:
             if self.store.stamp(ref) is None:
