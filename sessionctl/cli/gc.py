@@ -37,10 +37,8 @@ RULE_NAMES = ops.Rules.__struct_fields__
 )
 @takes
 def gc(
+    *,
     context: typer.Context,
-    common: Common,
-    filters: Filters,
-    safety: Safety,
     patterns: Annotated[
         list[str] | None,
         typer.Argument(
@@ -60,6 +58,8 @@ def gc(
         int | None,
         typer.Option("--keep-last", min=0, help="All but the newest N of each owner.", rich_help_panel=RULES),
     ] = None,
+    filters: Filters,
+    safety: Safety,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=0, help="Delete at most so many, the oldest first.", rich_help_panel=SAFETY),
@@ -95,6 +95,7 @@ def gc(
             "--metrics", metavar="FILE", help="Write what was done in Prometheus's text format.", rich_help_panel=BATCH
         ),
     ] = None,
+    common: Common,
 ) -> None:
     """Remove the sessions that a rule calls expired.
 
