@@ -10,6 +10,7 @@ import typer
 from ..durations import parse_duration
 from ..errors import SessionInUse, SomeFailed, UsageError
 from ..ops import gc as ops
+from ..ops.repair import lost
 from ..ops.select import Context, Summary, summarise
 from ..stores.base import Want
 from .complete import keys
@@ -56,10 +57,12 @@ def delete(
         safety = archived(safety, settings)
         guard = ops.Protection(min_idle, patterns=settings.protect, force=safety.force, wait_for_locks=True)
         links = [action for text in dict.fromkeys(ids) for action in ops.link_actions(store, text)]
-        found = named(store, [text for text in ids if all(text != link.ref.key for link in links)])
+        others = [text for text in ids if all(text != link.ref.key for link in links)]
+        found = named(store, others, also=lost(store))
         context = Context.of(store, now, found.refs)
         summaries = [summarise(store, record, context) for record in store.records(Want.WHOLE, found.refs)]
-        plan = ops.plan_delete(summaries, guard, now, context, store.url, len(found.refs) + len(links), links)
+        left = [summarise(store, record, context) for record in ops.left_behind(store, context, found.refs)]
+        plan = ops.plan_delete(summaries, guard, now, context, store.url, len(found.refs) + len(links), links, left)
         report = Report(out, plan, dry_run=safety.dry_run, started=started)
 
         def recheck(summary: Summary, at: int) -> str | None:

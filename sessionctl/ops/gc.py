@@ -13,7 +13,15 @@ import msgspec
 
 from .. import codec
 from ..durations import ago, iso
-from ..errors import SessionChanged, SessionctlError, SessionLocked, SessionNotFound, SomeFailed, WriteFailed
+from ..errors import (
+    SessionChanged,
+    SessionctlError,
+    SessionLocked,
+    SessionNotFound,
+    SomeFailed,
+    StoreError,
+    WriteFailed,
+)
 from ..model import Record, Ref, Stamp, Stray
 from ..stores.base import LINK, TAIL, Store, Want
 from .parallel import by_parts
@@ -122,7 +130,8 @@ def protection(summary: Summary, rule: Protection, now: int) -> Reason | None:
 class Action(NamedTuple):
     """One session to be removed, as it was when that was decided. Times are in ms.
 
-    ``strays`` go with it; of one that ``is_link`` there is nothing else: what a link points to is never touched.
+    ``strays`` go with it; of one that ``is_link`` there is nothing else: what a link points to is never touched. Of one
+    that ``is_left`` there is but a temporary file, the first of ``strays``: a writer, or a removal, that died.
     """
 
     ref: Ref
@@ -132,6 +141,7 @@ class Action(NamedTuple):
     last_activity_at: int | None
     strays: tuple[Stray, ...] = ()
     is_link: bool = False
+    is_left: bool = False
 
 
 class Skip(NamedTuple):
@@ -192,6 +202,10 @@ def plan_gc(
             unreadable.append(found)
         elif found is not None:
             candidates.append(found)
+    for left in left_behind(store, context) if rules.by_age_only else ():
+        judged = _judged(summarise(store, left, context), context, rules, filter_, guard)
+        if isinstance(judged, _Candidate) and judged.action.reason:
+            candidates.append(judged._replace(action=judged.action._replace(is_left=True)))
     extra: set[Ref] = set()
     if rules.keep_last is not None:
         extra = surplus(((c.action.ref, c.owner, c.action.last_activity_at) for c in candidates), rules.keep_last)
@@ -283,16 +297,21 @@ def plan_delete(
     store: str,
     scanned: int,
     links: Iterable[Action] = (),
+    left: Iterable[Summary] = (),
 ) -> Plan:
-    """Decide on the removal of named sessions; ``links`` are those that lie where a session of that name would."""
+    """Decide on the removal of named sessions; ``links`` are those that lie where a session of that name would.
+
+    Of those in ``left`` there is but a temporary file (``left_behind``).
+    """
     actions: list[Action] = list(links)
     skipped: list[Skip] = []
-    for summary in summaries:
-        kept = protection(summary, guard, now)
-        if kept is not None:
-            skipped.append(Skip(summary.ref, kept))
-        else:
-            actions.append(action_for(summary, "named", context))
+    for is_left, group in ((False, summaries), (True, left)):
+        for summary in group:
+            kept = protection(summary, guard, now)
+            if kept is not None:
+                skipped.append(Skip(summary.ref, kept))
+            else:
+                actions.append(action_for(summary, "named", context)._replace(is_left=is_left))
     return Plan(store, now, scanned, tuple(actions), tuple(skipped))
 
 
@@ -300,6 +319,20 @@ def action_for(summary: Summary, why: str, context: Context) -> Action:
     """The action that removes a session, with its temporary files."""
     strays = tuple(context.strays.get(summary.ref, ()))
     return Action(summary.ref, summary.stamp, why, summary.messages, summary.last_activity_at, strays)
+
+
+def left_behind(store: Store, context: Context, refs: Iterable[Ref] | None = None) -> Iterator[Record]:
+    """The sessions of which only a temporary file is left, as the newest of each shows them."""
+    wanted = context.strays if refs is None else [ref for ref in refs if ref in context.strays]
+    for ref in wanted:
+        strays = context.strays[ref]
+        strays.sort(key=lambda stray: stray.stamp.changed_at or 0 if stray.stamp else 0, reverse=True)
+        newest = strays[0]
+        if newest.stamp is not None and store.stamp(ref) is None:
+            try:
+                yield Record(ref, newest.stamp, store.read_stray(newest))
+            except StoreError as error:
+                yield Record(ref, newest.stamp, error=str(error))
 
 
 def link_actions(store: Store, key: str) -> list[Action]:
@@ -372,7 +405,9 @@ def _remove(
             store.remove_stray(stray)
         outcome.deleted.append(action)
         return
-    record = store.get(ref)
+    record = next(left_behind(store, context, [ref]), None) if action.is_left else store.get(ref)
+    if record is None:
+        raise SessionChanged("it is not as it was when the plan was made")
     if record.error is not None:
         outcome.failed.append(Failure(ref, record.error))
         return
@@ -389,7 +424,8 @@ def _remove(
         archive_copy(archive, record)
         outcome.archived.append(ref)
     check()
-    store.remove(ref, record.stamp)
+    if not action.is_left:
+        store.remove(ref, record.stamp)
     outcome.deleted.append(action)
     outcome.freed += record.stamp.size
     for stray in action.strays:
@@ -439,6 +475,7 @@ __all__ = [
     "apply",
     "archive_copy",
     "expired",
+    "left_behind",
     "link_actions",
     "plan_delete",
     "plan_gc",

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import UsageError
+from ..errors import UsageError, WriteFailed
 from ..keys import quoted
 from ..stores.base import Store
 from ..stores.files import chunks_at, reason, replace_at
@@ -36,7 +36,10 @@ def check_place(path: str, option: str) -> None:
 def write(path: str, data: bytes, *, mode: int = 0o600) -> None:
     """Replace a whole file, durably; a new one has ``mode``. Raises WriteFailed."""
     place = Path(path)
-    descriptor = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WriteFailed(f"cannot write {quoted(path, 300)}: {reason(error)}") from error
     try:
         replace_at(descriptor, place.name, data, None, check=False, changed_at=None, mode=mode)
     finally:

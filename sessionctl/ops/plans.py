@@ -98,7 +98,11 @@ def load(path: str, store: Store, now: int) -> Plan:
         if not all(0 <= n < _LATEST for n in (entry.size, entry.messages or 0)):
             raise _refused(path, f"session {number} has an impossible size")
         strays = tuple(s for s in context.strays.get(ref, ()) if s.stamp is not None)
-        actions[ref] = Action(ref, stamp, entry.reason, entry.messages, entry.last_activity_at, strays)
+        # What a removal put aside before it died is still the version that was planned.
+        is_left = any(s.stamp is not None and s.stamp.version == stamp.version for s in strays)
+        is_left = is_left and store.stamp(ref) is None
+        action = Action(ref, stamp, entry.reason, entry.messages, entry.last_activity_at, strays)
+        actions[ref] = action._replace(is_left=is_left)
     _check_versions(path, store, actions)
     return Plan(store.url, file.made_at, len(actions), tuple(actions.values()))
 

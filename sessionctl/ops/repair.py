@@ -347,9 +347,11 @@ class _Hands:
                     continue
             if age < LEFTOVER:
                 outcomes.append(Outcome(found, reason=f"it is {ago(age)} old; its writer may still be at work"))
-            elif record is None and recovered is None:
-                outcomes.append(Outcome(found._replace(fixable=False), reason="it holds no whole session"))
             else:
+                if self.backup is not None and record is None and recovered is None:
+                    torn = self.store.read_stray(stray)
+                    if torn and stray.stamp is not None:  # all that is left of it
+                        self.backup.keep(Record(ref, stray.stamp, torn))
                 if self.backup is not None:
                     self.store.remove_stray(stray)
                 outcomes.append(Outcome(found, True))

@@ -94,7 +94,7 @@ def replace_at(
     """Write a whole file through a temporary one in the same folder: old or new, never a part.
 
     With ``check`` the file must still be ``expect`` (None: not exist) right before the rename. Mode and owner of a file
-    that is replaced are kept, a new one has ``mode``. Raises SessionChanged, WriteFailed; the temporary file is gone then.
+    that is replaced are kept, a new one has ``mode``. Raises SessionChanged, WriteFailed; no temporary file stays.
     """
     temporary = temporary_name(name)
     try:
@@ -147,7 +147,7 @@ def _move(folder: int, temporary: str, name: str, expect: Stamp | None, *, check
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 raise
         else:
-            os.unlink(temporary, dir_fd=folder)
+            _discard(folder, temporary)  # it is written: a second name that stays is a leftover, no failure
             return
     if check:
         now = stamp_at(folder, name)
@@ -232,7 +232,11 @@ def remove_at(folder: int, name: str, expect: Stamp) -> None:
         raise
     except OSError as error:
         raise WriteFailed(f"cannot remove {name!r}: {reason(error)}") from error
-    moved = stamp_at(folder, aside)
+    try:
+        moved = stamp_at(folder, aside)
+    except StoreError:
+        _put_back(folder, aside, name)
+        raise
     if moved is None or moved.version != expect.version:
         _put_back(folder, aside, name)
         raise SessionChanged(repr(name))
@@ -256,16 +260,25 @@ def remove_link_at(folder: int, name: str) -> None:
 
 
 def _put_back(folder: int, aside: str, name: str) -> None:
+    """Give a file its name back, unless another has it by now. Raises WriteFailed: it stays where it is."""
     try:
-        os.link(aside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        try:
+            os.link(aside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here
+            if stamp_at(folder, name) is not None:
+                raise FileExistsError from None
+            os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            _discard(folder, aside)
     except FileExistsError:
         raise WriteFailed(
             f"{name!r} was written twice while it was removed; the older of the two is kept as {aside!r}"
         ) from None
-    except OSError:
-        os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
-    else:
-        os.unlink(aside, dir_fd=folder)
+    except (OSError, StoreError) as error:
+        said = reason(error) if isinstance(error, OSError) else error
+        raise WriteFailed(f"{name!r} could not be put back, it is kept as {aside!r}: {said}") from error
 
 
 def _write_all(descriptor: int, payload: bytes) -> None:

@@ -27,7 +27,7 @@ from ..errors import (
     WriteFailed,
 )
 from ..keys import SUFFIXES, file_name, folded, quoted
-from ..locks import FileLease, Holder, Lease, held_names
+from ..locks import FileLease, Holder, Lease, held_names, sweep
 from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
 from .base import BIG, LINK, TAIL, Any_, Store, Want
 from .files import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     ScandirIterator = AbstractContextManager[Iterator[os.DirEntry[str]]]
 
-_TEMPORARY = re.compile(r"(?P<name>.+)(?P<suffix>\.jsonl?)\.tmp\.\d+(\.[^.]*)?\Z", re.DOTALL)
+_TEMPORARY = re.compile(r"(?P<name>.+)(?P<suffix>\.jsonl?)(\.tmp\.\d+(\.[^.]*)?)+\Z", re.DOTALL)
 SHARED_FROM = 2000
 """Files in a folder from which on several processes read it faster than one."""
 READ_AHEAD = 64 << 10
@@ -164,7 +164,10 @@ class FolderStore(Store):
         store = FolderStore(self.path, self.kinds)
         store._part, store._parts = part, parts
         # Opened anew: processes that share a descriptor also share its place in the list of names.
-        store._descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder())
+        try:
+            store._descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder())
+        except OSError as error:
+            raise StoreError(f"cannot open {quoted(str(self.path), 300)}: {reason(error)}") from error
         return store
 
     def strays(self) -> Iterator[Stray]:
@@ -327,9 +330,11 @@ class FolderStore(Store):
     def lock_store(self, name: str) -> Lease:
         self._check_place()
         try:
-            return FileLease(self.path, f"store:{name}", f"this store ({self.url})", 0)
+            lease = FileLease(self.path, f"store:{name}", f"this store ({self.url})", 0)
         except SessionLocked as error:
             raise StoreBusy(str(error)) from None
+        sweep(self.path)
+        return lease
 
 
 def _what(entry: os.DirEntry[str]) -> str:

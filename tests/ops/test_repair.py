@@ -517,8 +517,9 @@ def test_other_temporary_files_go_after_an_hour(folder: Path, tmp_path: Path) ->
     place(folder, "s.json.tmp.3", b"{", NOW - 600_000)
     place(folder, "gone.json.tmp.4", b"{")
     reports = {r.ref.key: r for r in run(FolderStore(folder), tmp_path)}
-    assert strays(folder) == ["gone.json.tmp.4", "s.json.tmp.3"]
-    assert [o.fixed for o in reports["gone"].outcomes] == [False]
+    assert strays(folder) == ["s.json.tmp.3"]
+    assert [o.fixed for o in reports["gone"].outcomes] == [True]
+    assert [path.read_bytes() for path in tmp_path.rglob("gone.json")] == [b"{"], "what is all there is, is kept"
     assert sorted(o.fixed for o in reports["s"].outcomes) == [False, True, True]
 
 
