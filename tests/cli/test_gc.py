@@ -62,7 +62,7 @@ def varied(folder: Path) -> Path:
     document(folder, "old but active", age=10 * DAY, metadata={"lastActivityAt": now - 2 * HOUR})
     document(folder, "created long ago", age=2 * HOUR, createdAt=now - 40 * DAY)
     document(folder, "last message late", age=10 * DAY, messages=[message("assistant", "x", now - 3 * HOUR)])
-    document(folder, "big" * 5, age=10 * DAY, messages=[message("assistant", "x" * 5000, now - 10 * DAY)])
+    document(folder, "big" * 5, age=9 * DAY + HOUR, messages=[message("assistant", "x" * 5000, now - 10 * DAY)])
     log(folder, "old log", age=10 * DAY)
     log(folder, "young log", age=HOUR)
     set_age(folder / "young.json", 90 * DAY)
