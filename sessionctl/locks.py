@@ -209,7 +209,7 @@ def sweep(folder: Path) -> None:
     """Remove the locks that processes left in a folder when they were killed; each is taken before it is removed."""
     from filelock import FileLock, Timeout
 
-    for path in (folder / ".sessionctl" / "locks").glob("*.lock"):
+    for path in {left.with_suffix(".lock") for left in (folder / ".sessionctl" / "locks").glob("*")}:
         if _read_note(_note_path(path)) is not None:
             continue
         lock = FileLock(path, thread_local=False, mode=0o600)
