@@ -196,7 +196,7 @@ def test_protected_sessions(folder: Path, tmp_path: Path) -> None:
     document(folder, "one odd time", age=9 * DAY, metadata={"lastActivityAt": "yesterday"})
     (folder / "damaged.json").write_bytes(b'{"id": "damaged"')
     document(folder, "just now", age=5 * SECOND)
-    for name in ("seconds", "text times", "damaged"):
+    for name in ("seconds", "future", "text times", "damaged"):
         set_age(folder / f"{name}.json", 9 * DAY)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     found = report("--older-than", "1s", "-y", "-s", folder)
