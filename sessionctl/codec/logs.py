@@ -176,7 +176,7 @@ def _whole_entries(raw: bytes, start: int, number: int) -> list[Piece]:
     return pieces
 
 
-def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
+def _fast_step(message: _LogMessage) -> tuple[Step, memoryview | None]:
     """The step of a log message as the writers write it, and its text's start; NotPlain for any other."""
     if (
         message.tool_calls is not msgspec.UNSET
@@ -191,12 +191,12 @@ def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
     if first == 34:
         if len(raw) == 2 or role not in PLAIN:
             raise NotPlain
-        return PLAIN[role], preview(raw) if role == "user" else None
+        return PLAIN[role], raw if role == "user" else None
     if first != 91 or role not in PLAIN:
         raise NotPlain
     calls: list[Call] = []
     results: list[Result] = []
-    text: str | None = None
+    text: memoryview | None = None
     others = 0
     for index, block in enumerate(_decode_blocks(raw)):
         if block.type == "tool_use":
@@ -217,7 +217,7 @@ def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
                 if role == "user":
                     if text is not None:
                         raise NotPlain
-                    text = preview(memoryview(block.text))
+                    text = memoryview(block.text)
     if not others and not results:
         raise NotPlain
     return Step(role, tuple(calls), tuple(results), bool(results) and not others), text
@@ -231,8 +231,8 @@ def _starts_made_up(content: msgspec.Raw | msgspec.UnsetType) -> bool:
     ).startswith(MADE_UP)
 
 
-def _fast_entry(line: Line) -> tuple[str, str | None, Step, str | None]:
-    """An entry as the writers write it: id, parent, step and its text's start; raises one of ODD for any other."""
+def _fast_entry(line: Line) -> tuple[str, str | None, Step, memoryview | None]:
+    """An entry as the writers write it: id, parent, step and a user's text; raises one of ODD for any other."""
     raw = line.raw
     if not line.ended or raw[:1] != b"{" or raw[-1:] != b"}":
         raise NotPlain
@@ -264,7 +264,8 @@ def plain_log(chunks: Iterable[bytes]) -> Outline:
             raise NotPlain
         steps.append(step)
         names.append(hash(name))
-        title = title or text
+        if title is None and text is not None:
+            title = preview(text)
         before = name
     if not steps or _repeats(names):
         raise NotPlain
@@ -297,7 +298,7 @@ class LogReader:
             return
         raw = line.raw
         entry = Entry(name, parent, step, line.start, line.start + len(raw), line.number)
-        self._add(entry, hash(raw), text)
+        self._add(entry, hash(raw), preview(text) if text is not None and self.title is None else None)
 
     def _feed_odd(self, line: Line) -> None:
         pieces, damage = read_line(line)
