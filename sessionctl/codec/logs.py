@@ -50,6 +50,7 @@ class _Block(msgspec.Struct):
 
 
 _decode_entry = msgspec.json.Decoder(_Entry).decode
+_decode_lines = msgspec.json.Decoder(_Entry).decode_lines
 _decode_blocks = msgspec.json.Decoder(list[_Block]).decode
 
 
@@ -241,13 +242,43 @@ def _fast_entry(line: Line) -> tuple[str, str | None, Step, memoryview | None]:
         raw.decode()
     if has_lone_surrogate(raw):
         raise NotPlain
+    step, text = _fast_step(entry.message)
+    return entry.id, _fast_parent(entry), step, text
+
+
+def _fast_parent(entry: _Entry) -> str | None:
     parent = entry.parentId
     if parent is msgspec.UNSET:
         parent = entry.parent_id
     elif entry.parent_id is not msgspec.UNSET:
         raise NotPlain
-    step, text = _fast_step(entry.message)
-    return entry.id, None if parent is msgspec.UNSET else parent, step, text
+    return None if parent is msgspec.UNSET else parent
+
+
+def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of ``chunks``, cut after newlines; raises NotPlain if the last line has none."""
+    rest: list[bytes] = []
+    for chunk in chunks:
+        cut = chunk.rfind(b"\n") + 1
+        rest.append(chunk[:cut] if cut else chunk)
+        if cut:
+            yield b"".join(rest)
+            rest = [chunk[cut:]]
+    if any(rest):
+        raise NotPlain
+
+
+def _entries(block: bytes) -> list[_Entry]:
+    """The entries of whole lines, one each; raises one of ODD where that is not so."""
+    count = block.count(b"\n")
+    if block[:1] != b"{" or block[-2:-1] != b"}" or block.count(b"}\n{") != count - 1 or has_lone_surrogate(block):
+        raise NotPlain
+    if not block.isascii():
+        block.decode()
+    entries = _decode_lines(block)
+    if len(entries) != count:
+        raise NotPlain
+    return entries
 
 
 def plain_log(chunks: Iterable[bytes]) -> Outline:
@@ -258,15 +289,16 @@ def plain_log(chunks: Iterable[bytes]) -> Outline:
     steps: list[Step] = []
     names = array("q")
     before = title = None
-    for line in lines_of(chunks):
-        name, parent, step, text = _fast_entry(line)
-        if parent != before:
-            raise NotPlain
-        steps.append(step)
-        names.append(hash(name))
-        if title is None and text is not None:
-            title = preview(text)
-        before = name
+    for block in _blocks(chunks):
+        for entry in _entries(block):
+            if _fast_parent(entry) != before:
+                raise NotPlain
+            before = entry.id
+            names.append(hash(before))
+            step, text = _fast_step(entry.message)
+            steps.append(step)
+            if title is None and text is not None:
+                title = preview(text)
     if not steps or _repeats(names):
         raise NotPlain
     return Outline("log", steps=tuple(steps), title=title)
