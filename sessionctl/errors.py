@@ -53,7 +53,10 @@ class InvalidMoment(UsageError):
     """Not a moment in ISO 8601."""
 
     code = "invalid-moment"
-    template = "not a moment: {detail} (write 2026-01-31, 2026-01-31T12:00:00Z, or a duration such as 24h)"
+    template = (
+        "not a moment: {detail} "
+        "(write 2026-01-31 or 2026-01-31T12:00:00Z, or a duration: 90s, 30m, 24h, 7d, 2w or 1h30m)"
+    )
 
 
 class UnknownStore(UsageError):

@@ -63,7 +63,7 @@ def delete(
         summaries = [summarise(store, record, context) for record in store.records(Want.WHOLE, found.refs)]
         left = [summarise(store, record, context) for record in ops.left_behind(store, context, found.refs)]
         plan = ops.plan_delete(summaries, guard, now, context, store.url, len(found.refs) + len(links), links, left)
-        report = Report(out, plan, dry_run=safety.dry_run, started=started)
+        report = Report(out, plan, dry_run=safety.dry_run, started=started, missing=found.missing)
 
         def recheck(summary: Summary, at: int) -> str | None:
             return ops.protection(summary, guard, at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from .. import codec
 from ..durations import parse_duration, size
-from ..errors import NeedsConfirmation, SomeFailed, StoreError, UsageError
+from ..errors import NeedsConfirmation, SessionctlError, SomeFailed, StoreError, UsageError
 from ..model import Ref, Stamp
 from ..ops import migrate as ops
 from ..ops.gc import Protection, Skip
@@ -22,7 +22,7 @@ from .ids import Named, named
 from .options import FILTER, SAFETY, STORE, Filters, choice, now_ms, settings_of, takes, wait_seconds
 from .output import Output, plain_table, plural, safe_line
 from .progress import progress, stop_between
-from .removal import tell_missing
+from .removal import failures, tell_missing
 from .rows import short_key
 
 app = typer.Typer(add_completion=False)
@@ -126,7 +126,7 @@ def migrate(
         with progress("looking", None, quiet=quiet) as tick:
             chosen = ops.choose(origin, chosen_by, now, found.refs if ids else None, tick)
         ops.check_kinds(goal, chosen.refs)
-        report = _Report(out, origin, goal, chosen, started, dry_run=dry_run)
+        report = _Report(out, origin, goal, chosen, started, found.missing, dry_run=dry_run)
         if not dry_run and not yes and not out.can_ask and (mode == "overwrite" or delete_source):
             raise NeedsConfirmation(
                 f"this would {_deed(mode, delete_source)}; it needs --yes when there is no terminal",
@@ -151,16 +151,25 @@ def _deed(mode: str, delete_source: bool) -> str:
 
 
 class _Report:
-    """One run: what was chosen, what came of it, and how it is told."""
+    """One run: what was chosen (``missing`` are ids that name nothing), what came of it, and how it is told."""
 
     def __init__(
-        self, out: Output, source: Store, target: Store, chosen: ops.Chosen, started: float, *, dry_run: bool
+        self,
+        out: Output,
+        source: Store,
+        target: Store,
+        chosen: ops.Chosen,
+        started: float,
+        missing: Sequence[tuple[str, SessionctlError]],
+        *,
+        dry_run: bool,
     ) -> None:
         self.out = out
         self.source = source
         self.target = target
         self.chosen = chosen
         self.started = started
+        self.missing = missing
         self.dry_run = dry_run
         self.outcome = ops.Outcome()
 
@@ -185,7 +194,7 @@ class _Report:
             "identical": len(outcome.identical),
             "skipped": _reasons(outcome.skipped),
             "conflicts": _reasons(outcome.conflicts),
-            "failed": [{"key": f.ref.key, "error": f.error} for f in outcome.failed],
+            "failed": failures(outcome.failed, self.missing),
             "damaged": _reasons(outcome.damaged),
             "verified": outcome.verified,
             "deleted_from_source": len(outcome.deleted),
@@ -310,7 +319,7 @@ def _confirm(report: _Report, options: ops.Options, *, quiet: bool) -> dict[Ref,
     if options.delete_source and gone:
         questions.append(f"remove {plural(gone, 'session')} from the source once verified")
     if questions:
-        shown = _Report(report.out, report.source, report.target, report.chosen, report.started, dry_run=True)
+        shown = _Report(report.out, report.source, report.target, report.chosen, report.started, (), dry_run=True)
         shown.outcome = outcome
         shown.show()
         report.out.note(shown.summary())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +31,26 @@ FORMATS = ("table", "json", "jsonl", "ids")
 class Report:
     """One run of a removing command: its plan, what came of it, and how it is told.
 
-    ``log_as``: the run is told in one line for a log, which begins with this name; None: for people.
+    ``log_as``: the run is told in one line for a log, which begins with this name; None: for people. ``missing`` are
+    the ids of standard input that name nothing.
     """
 
     def __init__(
-        self, out: Output, plan: ops.Plan, *, dry_run: bool, started: float, log_as: str | None = None
+        self,
+        out: Output,
+        plan: ops.Plan,
+        *,
+        dry_run: bool,
+        started: float,
+        log_as: str | None = None,
+        missing: Sequence[tuple[str, SessionctlError]] = (),
     ) -> None:
         self.out = out
         self.plan = plan
         self.dry_run = dry_run
         self.started = started
         self.log_as = log_as
+        self.missing = missing
         self.outcome = ops.Outcome(skipped=list(plan.skipped), failed=list(plan.unreadable))
 
     def as_json(self) -> dict[str, Any]:
@@ -57,7 +66,7 @@ class Report:
             "archived": len(outcome.archived),
             "freed_bytes": outcome.freed,
             "skipped": [{"key": s.ref.key, "reason": s.reason} for s in outcome.skipped],
-            "failed": [{"key": f.ref.key, "error": f.error} for f in outcome.failed],
+            "failed": failures(outcome.failed, self.missing),
             "seconds": round(time.monotonic() - self.started, 3),
         }
         if self.out.verbose or self.dry_run:
@@ -227,6 +236,14 @@ def exit_code(outcome: ops.Outcome) -> int:
         return 0
     codes = {failure.exit_code for failure in outcome.failed}
     return codes.pop() if len(codes) == 1 and not outcome.deleted else SomeFailed.exit_code
+
+
+def failures(failed: Iterable[ops.Failure], missing: Iterable[tuple[str, SessionctlError]]) -> list[dict[str, str]]:
+    """What could not be dealt with, and ids of standard input that name nothing, as DESIGN.md's ``failed``."""
+    return [
+        *({"key": failure.ref.key, "error": failure.error} for failure in failed),
+        *({"key": text, "error": str(error)} for text, error in missing),
+    ]
 
 
 def tell_missing(out: Output, missing: list[tuple[str, SessionctlError]]) -> None:

@@ -235,7 +235,10 @@ def _judged(
     summary: Summary, context: Context, rules: Rules, filter_: Filter, guard: Protection
 ) -> _Candidate | Failure | None:
     if summary.error is not None:
-        return Failure(summary.ref, summary.error)
+        if "wrong-type-key" not in summary.codes:
+            return Failure(summary.ref, summary.error)
+        kept = Reason("foreign", summary.error)  # another program's key: no session, so none that failed
+        return _Candidate(action_for(summary, "", context), kept, None, True) if filter_.allows(summary) else None
     if not filter_.allows(summary):
         return None
     why = expired(summary, rules, context.now)

@@ -53,10 +53,10 @@ _UNENDED = "\\ no newline at the end"
 class Report:
     """What was found in one session and what was done.
 
-    ``status`` is that after the repair. ``outcomes`` pairs each finding with what became of it (in a dry run: would).
-    ``backup`` names the store that holds the untouched payload, where one was made. ``skipped`` says why the session
-    was left alone, ``error`` what failed; ``exit_code`` stands for either. A dry run that would mend something sets
-    ``before`` and ``after``; they are the same where only temporary files would go.
+    ``status`` is that after the repair (a dry run: as it is). ``outcomes`` pairs each finding with what became of it (a
+    dry run: would). ``backup`` names the store that holds the untouched payload, where one was made. ``skipped`` says
+    why the session was left alone, ``error`` what failed; ``exit_code`` stands for either. A dry run that would mend
+    something sets ``before`` and ``after``; they are the same where only temporary files would go.
     """
 
     ref: Ref
@@ -72,8 +72,9 @@ class Report:
 
     @property
     def left(self) -> bool:
-        """Whether a finding of severity error is still there."""
-        return any(o.finding.severity == "error" and not o.fixed for o in self.outcomes)
+        """Whether a finding of severity error is still there; after a dry run all are."""
+        dry = self.before is not None
+        return any(o.finding.severity == "error" and (dry or not o.fixed) for o in self.outcomes)
 
 
 class Backup:
@@ -295,7 +296,7 @@ class _Hands:
         elif plan.after is None:
             return done
         if self.backup is None:
-            return replace(done, before=stored.payload if stored else b"", after=payload)
+            return replace(done, status=report.status, before=stored.payload if stored else b"", after=payload)
         if stored is not None:
             done = replace(done, backup=self.backup.keep(stored))
         still_held()

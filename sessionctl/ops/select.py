@@ -147,17 +147,18 @@ def _with_ages(
     ref: Ref, stamp: Stamp, outline: Outline, verdict: Verdict, holder: Holder | None, error: str | None
 ) -> Summary:
     """FORMATS.md: a document's age is the newest plausible time in it, its mtime only where there is none; a log's age
-    is its store's."""
+    is its store's. No time is plausible that is not positive: images and archives set mtimes to zero."""
     updated, active, source = outline.updated_at, None, stamp.source
+    changed = stamp.changed_at if stamp.changed_at is not None and stamp.changed_at > 0 else None
     own = [t for t in (outline.updated_at, outline.active_at) if t is not None]
     if own:
         active, source = max(own), "document"
     if outline.newest_message_at is not None and (active is None or outline.newest_message_at > active):
         active, source = outline.newest_message_at, "message"
     if active is None:
-        active = stamp.changed_at
+        active, source = changed, "none" if changed is None else source
     if updated is None and ref.kind == "log":
-        updated = stamp.changed_at
+        updated = changed
     prefix, tenant, environment, agent = None, None, None, None
     if ref.kind == "document":
         prefix = split_composite(ref.key)[0]

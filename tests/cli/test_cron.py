@@ -210,6 +210,7 @@ def test_metrics_tell_what_was_done(store: Path, tmp_path: Path) -> None:
     (store / "seconds.json").write_bytes(
         (DOCUMENTS.parents[1] / "seepient-damaged/sessions/seconds-not-ms.json").read_bytes()
     )
+    os.utime(store / "seconds.json", (1_700_000_000, 1_700_000_000))
     assert run(*call, "--dry-run").returncode == 0
     assert not file.exists(), "a dry run is no run"
     assert run(*call).returncode == 0

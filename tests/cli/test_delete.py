@@ -79,6 +79,8 @@ def test_ids_from_standard_input(folder: Path) -> None:
         document(folder, f"s{number}")
     found = deleted(folder, "-", stdin=b"s0\r\ns1\n\nnope\n../x\ns0\n", code=8)
     assert found["keys"] == ["s0", "s1"]
+    assert [failure["key"] for failure in found["failed"]] == ["nope", "../x"]
+    assert found["failed"][0]["error"] == "no such session: 'nope'"
     done = run("delete", "-", "-y", "-s", folder, stdin=b"nope\n\x1b[31m\n")
     assert done.returncode == 8
     assert "'nope': no such session: 'nope'" in done.stderr

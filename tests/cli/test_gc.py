@@ -20,6 +20,7 @@ from sessionctl.ops import gc
 from sessionctl.ops.select import Filter, Summary
 from sessionctl.stores.base import ANY, Store
 from sessionctl.stores.folder import FolderStore
+from tests.servers import Server
 from tests.stored import (
     DAY,
     HOUR,
@@ -214,6 +215,28 @@ def test_protected_sessions(folder: Path, tmp_path: Path) -> None:
     assert report("--older-than", "1s", "--include-damaged", "--min-idle", "1s", "-y", "-s", folder)["deleted"] == 2
     assert report("--older-than", "1s", "--force", "-y", "-s", folder)["failed"] == []
     assert names(folder) == [], "where no time is plausible, the file's own counts"
+
+
+def test_a_log_of_the_year_1970_has_no_age(folder: Path) -> None:
+    log(folder, "s1")
+    os.utime(folder / "s1.jsonl", (0, 0))
+    (row,) = json.loads(run("list", "-o", "json", "-s", folder).stdout)
+    assert (row["updated_at"], row["last_activity_at"], row["age_source"]) == (None, None, "none")
+    assert report("--older-than", "24h", "--idle", "24h", "-y", "-s", folder)["deleted"] == 0
+    done = run("delete", "s1", "-y", "-s", folder)
+    assert done.returncode == 6 and "its age is unknown" in done.stderr
+    assert run("delete", "s1", "-y", "--force", "-s", folder).returncode == 0
+
+
+def test_a_key_of_another_type_in_redis_is_no_failure(redis: Server) -> None:
+    redis.client().hset("seepient:session:odd", "a", "b")
+    for more in ((), ("--force", "--include-damaged")):
+        found = report(*OLD, "-y", *more, "-s", redis.url())
+        assert (found["deleted"], found["failed"]) == (0, [])
+        assert found["skipped"][0]["key"] == "odd"
+        assert found["skipped"][0]["reason"].startswith("is of type hash")
+        assert report(*OLD, "-y", *more, "other*", "-s", redis.url())["skipped"] == []
+    assert redis.client().hgetall("seepient:session:odd") == {b"a": b"b"}
 
 
 def test_a_locked_session_stays(folder: Path) -> None:

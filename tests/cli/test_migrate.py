@@ -103,6 +103,8 @@ def test_ids_and_filters_narrow(tmp_path: Path) -> None:
     assert run("migrate", source, tmp_path / "t5", "nobody").returncode == 3
     done = run("migrate", source, tmp_path / "t6", "-", stdin=b"beta\nnobody\n")
     assert done.returncode == 8 and "nobody" in done.stderr and list(payloads(tmp_path / "t6")) == ["beta.json"]
+    done = run("migrate", source, tmp_path / "t7", "-", "-o", "json", stdin=b"beta\nnobody\n")
+    assert json.loads(done.stdout)["failed"] == [{"key": "nobody", "error": "no such session: 'nobody'"}]
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ def test_a_diff(folder: Path, home: Path, env: dict[str, str]) -> None:
     path = dangling(folder)
     before = state(folder)
     for arguments in (("-n",), ("--fix", "--dry-run")):
-        out, err = done(*arguments, "-s", folder, env=env)
+        out, err = done(*arguments, "-s", folder, env=env, code=5)
         assert err == ["1 session checked, 1 with findings, 1 finding would be fixed"]
-        assert out[0] == "doc  ok"
+        assert out[0] == "doc  interrupted"
         assert out[1].endswith("[would be fixed]")
         assert out[2:4] == ["  → added a result for the call c1", "    @@ -18,4 +18,11 @@"]
         added = [line.removeprefix("    +") for line in out if line.startswith("    +")]
@@ -182,7 +182,7 @@ def test_json(folder: Path, home: Path, env: dict[str, str]) -> None:
     }
     whole = {"key": "bad", "kind": "log", "status": "interrupted", "findings": [found], "backup": None}
     assert objects("-s", folder, env=env, code=5) == {"bad": whole}
-    assert objects("-s", folder, "-n", env=env) == {"bad": whole | {"status": "ok"}}, "a dry run fixes nothing"
+    assert objects("-s", folder, "-n", env=env, code=5) == {"bad": whole}, "a dry run fixes nothing"
     fixed = objects("-s", folder, "--fix", env=env)
     [kept] = backups(home)
     assert fixed == {"bad": whole | {"status": "ok", "findings": [found | {"fixed": True}], "backup": str(kept)}}
@@ -263,7 +263,7 @@ def test_many_alike_are_folded(folder: Path, env: dict[str, str]) -> None:
     assert len(done("-v", "-s", folder, env=env, code=5)[0]) == 1001
     assert len(objects("-s", folder, env=env, code=5)["blank"]["findings"]) == 1000
     document(folder, "many", messages=[message("user", "go"), calling(*(f"c{n}" for n in range(9)))])
-    out, _ = done("many", "-n", "-s", folder, env=env)
+    out, _ = done("many", "-n", "-s", folder, env=env, code=5)
     assert out[1].split(", and ")[1] == "8 more  [would be fixed]"
     assert out[2:8] == [*(f"  → added a result for the call c{n}" for n in range(5)), "  → … and 4 changes more"]
 
