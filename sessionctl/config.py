@@ -31,7 +31,7 @@ TOP_KEYS = ("default", "stores", "options")
 STORE_KEYS = ("url", "archive", "protect")
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _LOGIN = re.compile(r"(://[^:/?#]*):.*@")  # to the last @: better to hide too much than to leave half a password
-_SECRET_OPTION = re.compile(r"(?i)([?&][a-z_-]*(?:password|secret|token)=)[^&#]*")
+_SECRET_OPTION = re.compile(r"(?i)([?&][^=&#]*(?:pas|pw|secret|token|auth|cred)[^=&#]*=)[^&#]*")  # misspelt, too
 
 
 @dataclass(frozen=True, slots=True)

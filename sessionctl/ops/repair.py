@@ -99,6 +99,7 @@ class Backup:
         return self.place
 
     def _make(self) -> Store:
+        from ..stores.files import make_folders
         from ..stores.folder import FolderStore
 
         root = self._root
@@ -109,8 +110,7 @@ class Backup:
         stamp = re.sub(r"[-:]|\.\d+", "", iso(self._now) or "")
         folder = root / f"{stamp}-{secrets.token_hex(3)}"
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700)
+            make_folders(folder)
         except OSError as error:
             raise WriteFailed(f"cannot make {str(folder)!r}: {error.strerror or error}") from error
         return FolderStore(folder)

@@ -10,6 +10,8 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
+from pathlib import Path
 from typing import Final
 
 from ..errors import SessionChanged, StoreError, WriteFailed
@@ -55,6 +57,16 @@ def directory(path: str | os.PathLike[str]) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and what is missing above it, each for its owner alone, durably. Raises OSError."""
+    missing = takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents))
+    for folder in reversed(list(missing)):
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        with suppress(OSError), directory(folder.parent) as above:
+            sync_folder(above)
 
 
 def chunks_at(folder: int, name: str, start: int = 0) -> Iterator[bytes]:

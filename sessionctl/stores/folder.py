@@ -36,6 +36,7 @@ from .files import (
     backdate_at,
     chunks_at,
     directory,
+    make_folders,
     reason,
     remove_at,
     remove_link_at,
@@ -101,9 +102,7 @@ class FolderStore(Store):
 
     def _make(self) -> None:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except FileExistsError:
-            pass  # what it is instead is said when it is opened
+            make_folders(self.path)  # whatever else is there is told when it is opened
         except OSError as error:
             raise WriteFailed(f"cannot make {quoted(str(self.path), 300)}: {reason(error)}") from error
 

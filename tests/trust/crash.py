@@ -105,7 +105,7 @@ class Place:
         """Keys that are neither sessions nor locks that end."""
         return [
             key
-            for key in self.client.keys()  # type: ignore[union-attr]
+            for key in self.client.scan_iter()
             if not key.startswith(tuple(_KEYS.values()))
             and not (b"-lock:" in key and 0 < self.client.pttl(key) <= 30_000)  # type: ignore[operator]
         ]
@@ -281,15 +281,28 @@ def undisturbed(scene: Scene, place: Place, runner: Runner) -> Known:
     return Known(before, *states)
 
 
-def disturbed(scene: Scene, place: Place, runner: Runner, known: Known, fault: str, number: int) -> bool:
-    """Run a scene whose ``number``-th call meets a fault, and hold all that is promised; False if it has fewer calls."""
+def _staged(scene: Scene, place: Place) -> None:
     place.clear()
     scene.build(place)
+    for path in place.root.rglob("*"):  # a file that is replaced keeps its mode
+        if path.is_file():
+            path.chmod(0o600)
+
+
+def disturbed(scene: Scene, place: Place, runner: Runner, known: Known, fault: str, number: int) -> bool:
+    """Run a scene whose ``number``-th call meets a fault, and hold what is promised; False if it has fewer calls."""
+    _staged(scene, place)
     arguments = list(map(str, scene.arguments(place)))
+    there = {path.lstat().st_ino for path in place.root.rglob("*")}
     ran = runner(arguments, place.env, number, fault)
     if not ran.reached:
         return False
     try:
+        # The umask is 0 there: whatever is private, is so by its maker's will. (Metrics are for all to read.)
+        made = [
+            path for path in place.root.rglob("*") if path.lstat().st_ino not in there and "old.file" not in path.name
+        ]
+        assert [path for path in made if path.lstat().st_mode & 0o077] == [], "open to others"
         _check(scene, place, runner, known, fault, ran, arguments)
     except AssertionError as error:
         raise AssertionError(f"{scene.name}: {fault} at call {number}: {error}\n{ran}") from error
@@ -342,7 +355,7 @@ def _mend(place: Place, runner: Runner, *, torn: bool) -> None:
 
 
 def _clean(place: Place, runner: Runner) -> bool:
-    """True if something was left. What is left is named by repair, and by and by cleaned; locks of the dead are swept by the next gc."""
+    """What is left is named by repair, and by and by cleaned; locks of the dead are swept by gc. True if there was any."""
     found = False
     for folder in place.folders().values():
         here = [path for path in place.strays() if path.parent == folder]

@@ -44,8 +44,8 @@ APPLIES: dict[str, frozenset[str]] = {
     "reset": frozenset(("send",)),
     "lost": frozenset(("send",)),
 }
-"""At which calls a fault can happen. ``torn``: half of it is done, then the process dies. ``short``: half of it is done,
-and said so. ``reset``: the connection ends before anything is sent; ``lost``: after all was sent, before any answer."""
+"""At which calls a fault can happen. ``torn``: half of it is done, then the process dies. ``short``: half of it, and that
+is said. ``reset``: the connection ends before anything is sent; ``lost``: after all was sent, before any answer."""
 LASTING = ("ENOSPC", "EROFS")
 """Faults that all later calls meet, too."""
 
@@ -198,7 +198,7 @@ def _in_child(job: dict[str, Any]) -> dict[str, Any]:
             code = 70
             try:
                 code = _child(job, writer, out.fileno(), err.fileno())
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - shown to who asked for the run
                 os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(code)
@@ -223,6 +223,7 @@ def _child(job: dict[str, Any], writer: int, out: int, err: int) -> int:
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
+    os.umask(0)  # whatever is private, is so by its maker's will
     os.environ.clear()
     os.environ.update(job["env"])
     injector = Injector(job["number"], job["fault"])

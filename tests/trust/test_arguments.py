@@ -27,8 +27,25 @@ ODD = [
     *("*", "[", "[!", "**/*", "../../etc/passwd", "..\\x", "a" * 300, "${HOME}", "%s%n", "'; DROP TABLE x; --", "%00"),
     *("1h", "30m", "0s", "1y", "-5m", "2026-01-31", "2026-13-45", "999999w", "10%", "101%", "keep", "none", "newer"),
     *("table", "json", "jsonl", "csv", "ids", "results", "truncate", "document", "log", "ok", "damaged", "torn-tail"),
-    *("memory:", "sqlite:///x.db", "documents:store", "logs:store", "file:", "redis:/", "unix://x", "bogus://h", "store"),
-    *("redis://:secret@", "redis+sentinel://h", "postgresql:///?x=%", "sqlite:///", "file:\x1b]0;x\x07", "store/s1.json"),
+    *(
+        "memory:",
+        "sqlite:///x.db",
+        "documents:store",
+        "logs:store",
+        "file:",
+        "redis:/",
+        "unix://x",
+        "bogus://h",
+        "store",
+    ),
+    *(
+        "redis://:secret@",
+        "redis+sentinel://h",
+        "postgresql:///?x=%",
+        "sqlite:///",
+        "file:\x1b]0;x\x07",
+        "store/s1.json",
+    ),
     *("s1", "sess", "acme:production:support:42", "broken", "plan", "cursor", "archive"),
 ]
 FOREVER = frozenset(("-f", "--follow", "--show-completion", "--install-completion"))

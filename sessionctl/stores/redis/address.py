@@ -96,6 +96,7 @@ def parse(url: str, environ: Mapping[str, str] = os.environ) -> Address:
             raise UsageError("REDIS_URL names no server", hint=f"write {DEFAULT}")
         url = given if not options else f"{given}{'&' if '?' in given else '?'}{options}"
     try:
+        url.encode()
         parts = urlsplit(url)
     except ValueError:
         raise UsageError("not a Redis URL that can be read", hint=_ESCAPE) from None
