@@ -62,9 +62,9 @@ def _named(ref: Ref, found: Outline) -> Outline:
 
 
 def brief(ref: Ref, payload: bytes, now: int) -> Outline | None:
-    """The outline of an undamaged document, its messages ``unread``; None where that takes a full look."""
+    """The outline of what is not damaged, its messages ``unread``; None where that takes a full look."""
     try:
-        return brief_document(payload, now) if ref.kind == "document" else None
+        return brief_document(payload, now) if ref.kind == "document" else plain_log([payload], brief=True)
     except ODD:
         return None
 

@@ -129,7 +129,7 @@ def _outline(ref: Ref, payload: bytes, now: int) -> Outline:
 def summarise_briefly(store: Store, record: Record, context: Context) -> Summary:
     """``summarise`` for rules that ask for age and damage alone: the status of what is not damaged may be any.
 
-    Takes half the time of a full look, which documents still get that are odd or awaited.
+    Takes half the time of a full look, which those still get that are odd or awaited.
     """
     ref = record.ref
     found = None
