@@ -152,22 +152,22 @@ def _follow(
     pace: float | None,
 ) -> None:
     lost = False
-    for look in looks(store, refs, follower.active, pace):
-        stop_if_unread()
-        look = refs if lost else look
-        try:
-            news = list(follower.look(look)) if look is None or look else []
-        except StoreError as error:
-            if not lost and (follower.known() or not isinstance(error, StoreNotFound)):
-                printer.out.note(f"{error}; trying again")
-            lost = True
-            time.sleep(1)
-            continue
-        if lost:
-            printer.out.note(f"{store.url} answers again")
-            lost = False
-        printer.say(news)
-        kept.save(changed=bool(news))
+    while True:
+        for look in looks(store, refs, follower.active, pace):
+            stop_if_unread()
+            try:
+                news = list(follower.look(look)) if look is None or look else []
+            except StoreError as error:
+                if not lost and (follower.known() or not isinstance(error, StoreNotFound)):
+                    printer.out.note(f"{error}; trying again")
+                lost = True
+                time.sleep(1)
+                break  # begin anew: with a look at everything, and with no idea of what a look costs
+            if lost and (look is None or look):
+                printer.out.note(f"{store.url} answers again")
+                lost = False
+            printer.say(news)
+            kept.save(changed=bool(news))
 
 
 def stop_if_unread() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
 from ..model import Ref
@@ -14,6 +15,8 @@ TICK = 0.25
 """Seconds between two looks at the sessions that are active, where nothing tells of changes."""
 SHARE = 150
 """A look at all sessions is made at most so rarely that it takes one part in so many of the time."""
+COSTS = 3
+"""Looks of which the cheapest tells what one costs: one that a server or a reader held up tells nothing."""
 RARELY = 10.0
 """Seconds between two looks at everything where changes are told: what went unheard is found then."""
 WAKE = 0.5
@@ -102,6 +105,7 @@ def _polled(
     folder = store if isinstance(store, FolderStore) else None
     there = folder is None or folder.exists()
     due, before = 0.0, _changed(folder)
+    costs: deque[float] = deque(maxlen=COSTS)
     while True:
         if folder is not None and not there and folder.exists():
             folder.close()
@@ -111,7 +115,9 @@ def _polled(
         if started >= due or now_changed != before:
             before = now_changed
             yield refs
-            due = 0 if refs is not None else time.monotonic() + SHARE * (time.monotonic() - started)
+            costs.append(time.monotonic() - started)
+            pause = SHARE * min(costs) if refs is None and len(costs) > 1 else 0
+            due = time.monotonic() + pause
         else:
             yield active()
         left = pace

@@ -352,6 +352,31 @@ def test_a_redis_server_is_followed_and_waited_for(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.parametrize("pause", [0.3, 3.0], ids=["unnoticed", "noticed"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["empty", "persistent"])
+def test_a_server_that_was_started_anew_is_followed_as_before(tmp_path: Path, pause: float, persistent: bool) -> None:
+    options = ("appendonly yes", "appendfsync always") if persistent else ()
+    server = Server(tmp_path / "server", *options)
+    try:
+        server.client(5).rpush("session-log:old", entry("e1").strip())
+        with Follow("-s", server.url("/5"), "-n1") as follow:
+            follow.wait_for("text-e1")
+            server.stop()
+            time.sleep(pause)
+            server = Server(tmp_path / "server", *options, port=server.port)
+            if pause > 1:
+                follow.wait_for("answers again", "stderr")
+            if not persistent:
+                follow.wait_for("old was deleted", "stderr")
+            server.client(5).rpush("session-log:new", entry("e2").strip())
+            follow.wait_for("text-e2")
+            server.client(5).rpush("session-log:old", entry("e3").strip())
+            follow.wait_for("text-e3")
+            assert follow.heard["stdout"].count("text-e1") == 1
+    finally:
+        server.stop()
+
+
 def test_a_database_is_followed(tmp_path: Path) -> None:
     database = tmp_path / "sessions.db"
     with closing(sqlite3.connect(database)) as connection:
