@@ -228,7 +228,8 @@ def _note_path(lock: Path) -> Path:
 
 def file_holder(folder: Path, name: str) -> Holder | None:
     """Who holds a folder's lock of this name, from the note alone: reading never takes a lock."""
-    return _read_note(_note_path(lock_path(folder, name)))
+    holder = _read_note(_note_path(lock_path(folder, name)))
+    return holder and holder._replace(note="")
 
 
 def held_names(folder: Path) -> dict[str, Holder]:
