@@ -74,6 +74,8 @@ def delete(
         code = SomeFailed.exit_code
     if not code and report.outcome.skipped:
         code = SessionInUse.exit_code
-        if out.format == "table":
-            out.note("--force deletes it all the same")
+        forced = sum(getattr(skip.reason, "code", "") in ops.FORCED for skip in report.outcome.skipped)
+        if out.format == "table" and forced:
+            which = "it" if len(report.outcome.skipped) == 1 else f"{forced} of them"
+            out.note(f"--force deletes {which} all the same")
     raise typer.Exit(code)

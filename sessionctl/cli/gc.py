@@ -56,7 +56,12 @@ def gc(
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option("--keep-last", min=0, help="All but the newest N of each owner.", rich_help_panel=RULES),
+        typer.Option(
+            "--keep-last",
+            min=0,
+            help="All but the newest N of each owner, however young: a rule of its own.",
+            rich_help_panel=RULES,
+        ),
     ] = None,
     filters: Filters,
     safety: Safety,
@@ -116,6 +121,16 @@ def gc(
         rules = ops.Rules()
     elif not rules:
         raise UsageError("gc needs a rule: --older-than, --ttl, --idle or --keep-last", hint="such as --older-than 30d")
+    if save_plan is not None and given(context, "archive"):
+        raise UsageError(
+            "--save-plan does not go with --archive: a plan says what is deleted, not where copies go",
+            hint="name the archive when the plan is carried out: gc --plan FILE --archive STORE --yes",
+        )
+    if keep_last is not None and any(span is not None for span in (older_than, ttl, idle)):
+        out.note(
+            f"note: --keep-last {keep_last} is a rule of its own: all but the newest {keep_last} of each owner go, "
+            "also those that no other rule calls expired"
+        )
     for option, path in (("--save-plan", save_plan), ("--metrics", metrics_file)):
         if path is not None:
             keep.check_place(path, option)
@@ -135,7 +150,7 @@ def gc(
         acting = not safety.dry_run and (safety.yes or out.can_ask) and store.exists()
         with store.lock_store("gc") if acting else nullcontext():
             if plan_file is not None:
-                plan = plans.load(plan_file, store, run.now)
+                plan = ops.review(store, plans.load(plan_file, store, run.now), guard, run.now)
             else:
                 with progress("looking", None, quiet=common.quiet) as tick:
                     plan = ops.plan_gc(store, rules, chosen, guard, run.now, limit=limit, tick=tick)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..config import StoreConfig
 
 FORMATS = ("table", "json", "jsonl", "ids")
+FEW = 5
+"""Skipped sessions up to which a log names each."""
 
 
 class Report:
@@ -72,6 +74,7 @@ class Report:
         if self.out.verbose or self.dry_run:
             done = self.plan.actions if self.dry_run else outcome.deleted
             value["keys"] = [action.ref.key for action in done]
+            value["reasons"] = {action.ref.key: action.reason for action in done}
         return value
 
     def show_plan(self) -> None:
@@ -134,10 +137,12 @@ class Report:
         out.note(f"{line}, {self.plan.scanned:,} looked at")
 
     def _log(self, name: str) -> None:
-        """The run in one line, and failures in one each: what ends up in a log or in a mail of cron."""
+        """The run in one line, failures and a few skips in one each: what ends up in a log or in a mail of cron."""
         out, outcome = self.out, self.outcome
         for failure in outcome.failed:
             out.note(f"{name}: failed {failure.ref.key}: {failure.error}")
+        for skip in outcome.skipped if out.verbose or len(outcome.skipped) <= FEW else ():
+            out.note(f"{name}: skipped {skip.ref.key}: {skip.reason}")
         reasons = Counter(getattr(skip.reason, "code", "other") for skip in outcome.skipped)
         kinds = ",".join(f"{reason}:{count}" for reason, count in sorted(reasons.items()))
         store = self.plan.store if " " not in self.plan.store else f'"{self.plan.store}"'

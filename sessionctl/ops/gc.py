@@ -7,6 +7,7 @@ session it was decided for; ``apply`` acts one session at a time and skips what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple, Self
 
 import msgspec
@@ -30,6 +31,7 @@ from .select import Context, Filter, Summary, summarise, summarise_briefly
 MIN_IDLE = 60_000
 """ms: a session that changed within this time is taken to be in use."""
 _BATCH = 500
+_ANOTHER = "it is not as it was when the plan was made"
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -125,6 +127,10 @@ def protection(summary: Summary, rule: Protection, now: int) -> Reason | None:
     if rule.min_idle and now - summary.last_activity_at < rule.min_idle:
         return Reason("in-use", f"changed {ago(now - summary.last_activity_at)} ago")
     return None
+
+
+FORCED = frozenset({"locked", "awaiting-approval", "damaged", "uncertain-age", "in-use"})
+"""The kinds of reasons (``Reason.code``) that ``force`` overrides."""
 
 
 class Action(NamedTuple):
@@ -318,6 +324,35 @@ def plan_delete(
     return Plan(store, now, scanned, tuple(actions), tuple(skipped))
 
 
+def review(store: Store, plan: Plan, guard: Protection, now: int) -> Plan:
+    """A plan that was made before, as it would be carried out now.
+
+    What it lists that is another version by now, gone or protected is skipped, as ``apply`` would skip it.
+    """
+    if not plan.actions:
+        return plan
+    context = Context.of(store, now)
+    actions = {action.ref: action for action in plan.actions}
+    why: dict[Ref, str | None] = dict.fromkeys(actions, Reason("gone", "gone meanwhile"))
+    unreadable: list[Failure] = []
+    left = [ref for ref, action in actions.items() if action.is_left]
+    for record in chain(store.records(Want.WHOLE, list(actions)), left_behind(store, context, left)):
+        ref = record.ref
+        if record.error is not None:
+            unreadable.append(Failure(ref, record.error))
+            del actions[ref]
+        elif not same_version(record.stamp, actions[ref].stamp):
+            why[ref] = Reason(SessionChanged.code, f"changed meanwhile: {_ANOTHER}")
+        else:
+            why[ref] = protection(summarise(store, record, context), guard, now)
+    return msgspec.structs.replace(
+        plan,
+        actions=tuple(action for ref, action in actions.items() if why[ref] is None),
+        skipped=(*plan.skipped, *(Skip(ref, kept) for ref in actions if (kept := why[ref]) is not None)),
+        unreadable=(*plan.unreadable, *unreadable),
+    )
+
+
 def action_for(summary: Summary, why: str, context: Context) -> Action:
     """The action that removes a session, with its temporary files."""
     strays = tuple(context.strays.get(summary.ref, ()))
@@ -410,12 +445,12 @@ def _remove(
         return
     record = next(left_behind(store, context, [ref]), None) if action.is_left else store.get(ref)
     if record is None:
-        raise SessionChanged("it is not as it was when the plan was made")
+        raise SessionChanged(_ANOTHER)
     if record.error is not None:
         outcome.failed.append(Failure(ref, record.error))
         return
     if not same_version(record.stamp, action.stamp):
-        raise SessionChanged("it is not as it was when the plan was made")
+        raise SessionChanged(_ANOTHER)
     moment = now()
     summary = summarise(store, record, context._replace(now=moment, holders={}))
     kept = recheck(summary, moment)
@@ -467,6 +502,7 @@ def archive_copy(archive: Store, record: Record) -> None:
 
 
 __all__ = [
+    "FORCED",
     "Action",
     "Failure",
     "Outcome",
@@ -483,5 +519,6 @@ __all__ = [
     "plan_delete",
     "plan_gc",
     "protection",
+    "review",
     "surplus",
 ]

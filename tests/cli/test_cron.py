@@ -84,6 +84,39 @@ def test_a_plan_is_no_way_around_protection(tmp_path: Path) -> None:
     assert all("changed" in s["reason"] or "approval" in s["reason"] for s in found["skipped"])
 
 
+def test_a_dry_run_of_a_plan_tells_what_changed_and_what_is_gone(store: Path, tmp_path: Path) -> None:
+    plan = saved(store, tmp_path)
+    changed, gone, *_ = sorted(names(store))
+    (store / changed).write_bytes((store / changed).read_bytes() + b"\n")
+    (store / gone).unlink()
+    call = ("gc", "-s", store, "--plan", plan, "--min-idle", "0", "-o", "json")
+    dry = run(*call, "--dry-run")
+    found = json.loads(dry.stdout)
+    skipped = {skip["key"]: skip["reason"] for skip in found["skipped"]}
+    assert skipped == {
+        changed[:-5]: "changed meanwhile: it is not as it was when the plan was made",
+        gone[:-5]: "gone meanwhile",
+    }
+    assert not {changed[:-5], gone[:-5]} & set(found["keys"])
+    assert set(found["reasons"]) == set(found["keys"])
+    done = run(*call, "--yes")
+    real = json.loads(done.stdout)
+    assert real["deleted"] == len(found["keys"]) == 13
+    assert (real["matched"], real["skipped"]) == (found["matched"], found["skipped"])
+    assert f"gc: skipped {gone[:-5]}: gone meanwhile" in done.stderr, "few are named in a log"
+
+
+def test_a_plan_does_not_forget_the_archive_it_cannot_hold(store: Path, tmp_path: Path) -> None:
+    found = run("gc", "-s", store, *AGED, "--archive", tmp_path / "a", "--save-plan", tmp_path / "p")
+    assert (found.returncode, (tmp_path / "p").exists()) == (2, False)
+    assert "--plan FILE --archive STORE" in found.stderr
+
+
+def test_a_rule_that_adds_to_another_is_told(store: Path) -> None:
+    assert "--keep-last 2 is a rule of its own" in run("gc", "-s", store, *AGED, "--keep-last", "2", "-n").stderr
+    assert "rule of its own" not in run("gc", "-s", store, "--keep-last", "2", "-n").stderr
+
+
 def change(**fields: Any) -> Callable[[dict[str, Any]], object]:
     return lambda plan: plan.update(fields)
 
@@ -222,8 +255,9 @@ def test_metrics_tell_what_was_done(store: Path, tmp_path: Path) -> None:
     assert first["scanned_sessions"] == 16
     assert first["exit_code"] == 0
     assert first["last_success_timestamp_seconds"] == first["last_run_timestamp_seconds"]
-    failed = run(*call, "--max-delete", "0", "--force")
+    failed = run(*call, "--max-delete", "0", "--force", "-o", "json")
     assert failed.returncode == 2
+    assert json.loads(failed.stderr)["error"]["code"] == "too-many", "told from a usage error by its code"
     second = samples(file)
     assert second["exit_code"] == 2
     assert second["last_success_timestamp_seconds"] == first["last_success_timestamp_seconds"]

@@ -12,7 +12,7 @@ import pytest
 from sessionctl.model import Ref
 from sessionctl.stores.folder import FolderStore
 from tests.stored import DAY, call, document, entry, log, names, now_ms, state
-from tests.terminal import Terminal, run
+from tests.terminal import Terminal, environment, run
 
 OWNERS = ("a3f1" * 16, "b7c2" * 16)
 
@@ -108,6 +108,20 @@ def test_ids_that_look_like_options(folder: Path, name: str) -> None:
     done = run("delete", "-y", "-s", folder, "--", name)
     assert done.returncode == 0, done.stderr
     assert names(folder) == ["other.json"]
+
+
+def test_force_is_offered_only_for_what_it_overrides(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[stores.here]\nurl = "{folder}"\nprotect = ["kept"]\n')
+    env = environment(SESSIONCTL_CONFIG=str(config))
+    document(folder, "kept")
+    document(folder, "busy", age=1000)
+    for more in ((), ("--force",)):
+        done = run("delete", "kept", "-y", *more, "-s", folder, env=env)
+        assert (done.returncode, "protected by the configuration" in done.stderr) == (6, True)
+        assert "--force" not in done.stderr
+    done = run("delete", "kept", "busy", "-y", "-s", folder, env=env)
+    assert "--force deletes 1 of them all the same" in done.stderr
 
 
 def test_protected_sessions_stay(folder: Path, tmp_path: Path) -> None:

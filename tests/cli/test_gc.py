@@ -135,6 +135,7 @@ def test_the_report(folder: Path) -> None:
         "failed": [],
         "seconds": 0,
         "keys": ["s1"],
+        "reasons": {"s1": "last updated 2 d ago"},
     }
     done = report(*OLD, "-y", "-s", folder)
     assert (done["deleted"], done["freed_bytes"], done["dry_run"]) == (1, size, False)
