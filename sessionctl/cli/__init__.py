@@ -71,6 +71,7 @@ class LazyGroup(TyperGroup):
             from typer.completion import completion_init  # type: ignore[attr-defined]
 
             completion_init()
+            os.environ["COLUMNS"] = "9999"  # an answer is a line: no help may be folded
             super()._main_shell_completion(*arguments, **settings)
 
     def invoke(self, ctx: Any) -> Any:

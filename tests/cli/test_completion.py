@@ -21,6 +21,8 @@ CASES = [
     ("sessionctl gc --older", ["--older-than"]),
     ("sessionctl list --status aw", ["awaiting-approval"]),
     ("sessionctl list -o js", ["json", "jsonl"]),
+    ("sessionctl list --st", ["--store", "--status"]),
+    ("sessionctl migrate --on", ["--on-conflict"]),
     ("sessionctl stats --store te", ["test-samples"]),
     ("sessionctl show -s {documents} interrupted-o", ["interrupted-one"]),
     ("sessionctl repair --only unres", ["unresolved-tool-call"]),
@@ -108,6 +110,7 @@ def test_zsh(env: dict[str, str], tmp_path: Path) -> None:
             (f"sessionctl show -s {LOGS} default:production:file-agent:den", "default:production:file-agent:denied"),
             ("sessionctl show -s test-samples interrupted-o", "interrupted-one"),
             ("sessionctl st", "Count sessions"),
+            ("sessionctl list --st", "may be repeated"),
         ):
             screen.text = ""
             screen.send(line + "\t")
@@ -164,6 +167,15 @@ def test_a_server_that_hangs_is_not_waited_for(env: dict[str, str]) -> None:
     assert first.stdout
     assert (found.returncode, found.stdout.strip(), found.stderr) == (0, "", "")
     assert took < usual * 2 + 1.5, (took, usual)
+
+
+@pytest.mark.parametrize("columns", ["20", "80", ""])
+def test_every_option_takes_one_line(env: dict[str, str], columns: str) -> None:
+    env = env | {"COLUMNS": columns}
+    for command in ("list", "gc", "migrate", "repair"):
+        lines = ask(f"sessionctl {command} -", env).stdout.splitlines()
+        assert len(lines) > 10
+        assert all(re.match(r"--?[a-z0-9][a-z-]*\t\S", line) for line in lines), lines
 
 
 def test_the_id_of_a_composite_key_is_enough(env: dict[str, str]) -> None:
