@@ -21,7 +21,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ONLY_IN_CLI = {"typer", "rich"}
 NOT_AT_THE_TOP = {"redis", "sqlalchemy", "psycopg", "rich", "watchfiles", "filelock", "platformdirs"}
-THEIR_PLACES = {"redis": ("stores/redis/",), "sqlalchemy": ("stores/sql.py",), "psycopg": ("stores/sql.py",)}
+THEIR_PLACES = {"redis": ("stores/redis/",), "sqlalchemy": ("stores/sql/",), "psycopg": ("stores/sql/",)}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

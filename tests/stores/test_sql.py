@@ -594,13 +594,13 @@ def test_two_processes_lose_nothing(store: Store, place: str) -> None:
 DYING = """
 import os, signal, sys
 from sessionctl.model import Ref
-from sessionctl.stores import open_store, sql
+from sessionctl.stores import open_store
 from sessionctl.stores.base import Put
 with open_store(sys.argv[1]) as store:
     with store._working() as work:
         if sys.argv[1].startswith("sqlite"):
             work.connection.exec_driver_sql("PRAGMA cache_size = 2")  # so that the file itself is written to
-        sql._write_logs(work, [Put(Ref("k", "log"), b"new\\n" * 20000)], 0, frozenset("k"))
+        store._logs.write(work, [Put(Ref("k", "log"), b"new\\n" * 20000)], 0, frozenset("k"))
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -657,10 +657,10 @@ def test_a_lost_connection_is_a_lost_lock() -> None:
 
 
 def test_a_lock_of_some_other_program() -> None:
-    from sessionctl.stores.sql import _lock_number
+    from sessionctl.stores.sql.postgres import lock_number
 
     with make_postgres_store() as store, Application(store_url(store)) as app:
-        app.run(f"SELECT pg_advisory_lock({_lock_number('log:k')})")
+        app.run(f"SELECT pg_advisory_lock({lock_number('log:k')})")
         with pytest.raises(SessionLocked, match=rf"{postgres.USER} \(server process \d+\)"):
             store.lock(Ref("k", "log"), 0)
 
@@ -669,7 +669,7 @@ def test_a_lock_of_some_other_program() -> None:
 
 
 def test_a_database_that_another_program_locks(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessionctl.stores.sql.PATIENCE", 1)
+    monkeypatch.setattr("sessionctl.stores.sql.database.Database.patience", 1)
     with open_store(place) as store, Application(place) as app:
         stamp = store.put(Ref("k", "log"), ENTRY, expect=None)
         app.run("BEGIN EXCLUSIVE" if place.startswith("sqlite") else "BEGIN")
