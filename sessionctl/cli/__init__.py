@@ -166,6 +166,16 @@ def _no_output(error: OSError, arguments: Sequence[str]) -> int:
     return StoreError.exit_code
 
 
+def _plainly(message: str) -> str:
+    """A message of the parser in words that people use."""
+    for wordy, plain in (
+        ("Input should be a valid integer, unable to parse string as an integer", "it is not a whole number"),
+        ("Input should be", "it should be"),
+    ):
+        message = message.replace(wordy, plain)
+    return message
+
+
 def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
     """Usage errors of the parser, and bugs."""
     from .output import wants_json, write_error
@@ -177,7 +187,7 @@ def _unexpected(error: Exception, arguments: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2  # the parser has printed the help
         path = context.command_path if context is not None else "sessionctl"
-        write_error("usage", format_message(), f"see {path} --help", as_json=as_json)
+        write_error("usage", _plainly(format_message()), f"see {path} --help", as_json=as_json)
         return int(getattr(error, "exit_code", 2))
     if os.environ.get("SESSIONCTL_DEBUG") == "1":
         import traceback

@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False)
 )
 @takes
 def delete(
-    common: Common,
+    common: Annotated[Common, FORMATS],
     safety: Safety,
     ids: Annotated[
         list[str] | None,
@@ -47,7 +47,7 @@ def delete(
     Locked and active sessions, those awaiting approval and those of uncertain age are kept, unless --force is given.
     """
     started, now = time.monotonic(), now_ms()
-    out = common.out(*FORMATS)
+    out = common.out()
     if not ids:
         raise UsageError("name the sessions to delete", hint="sessionctl list shows them; - reads ids from stdin")
     min_idle = parse_duration(safety.min_idle, zero=True)

@@ -100,13 +100,13 @@ def gc(
             "--metrics", metavar="FILE", help="Write what was done in Prometheus's text format.", rich_help_panel=BATCH
         ),
     ] = None,
-    common: Common,
+    common: Annotated[Common, FORMATS],
 ) -> None:
     """Remove the sessions that a rule calls expired.
 
     Locked and active sessions, those awaiting approval, damaged ones and those of uncertain age are kept.
     """
-    out = common.out(*FORMATS)
+    out = common.out()
     if given(context, *RULE_NAMES):
         # A rule that was asked for is not widened by one that stands in the configuration.
         older_than = older_than if given(context, "older_than") else None

@@ -12,7 +12,7 @@ from ..errors import SomeFailed, UsageError
 from ..ops.select import SORTS, Summary, Tally, listing
 from .complete import keys
 from .options import STORE, Common, Filters, NoPager, choice, now_ms, takes
-from .output import FORMATS, Output, plain_table, plural
+from .output import Output, plain_table, plural
 from .pager import paged
 from .rows import COLUMNS, STATUS_STYLES, cells, problems, row, short_key
 
@@ -56,7 +56,7 @@ def list_sessions(
     no_pager: NoPager = False,
 ) -> None:
     """List sessions, the newest first, with their status and what is wrong with them."""
-    out = common.out(*FORMATS)
+    out = common.out()
     now = now_ms()
     chosen = filters.build(now, tuple(patterns or ()), older_than)
     choice("sort", sort, tuple(SORTS))

@@ -17,7 +17,7 @@ from ..ops import migrate as ops
 from ..ops.gc import Protection, Skip
 from ..stores import open_store
 from ..stores.base import Store
-from .complete import keys
+from .complete import keys, words
 from .ids import Named, named
 from .options import FILTER, SAFETY, STORE, Filters, choice, now_ms, settings_of, takes, wait_seconds
 from .output import Output, plain_table, plural, safe_line
@@ -97,7 +97,10 @@ def migrate(
         str, typer.Option("--lock-wait", help="How long to wait for a locked session.", rich_help_panel=SAFETY)
     ] = "15s",
     output: Annotated[
-        str, typer.Option("-o", "--output", help="table, json or jsonl.", rich_help_panel=STORE)
+        str,
+        typer.Option(
+            "-o", "--output", help="table, json or jsonl.", rich_help_panel=STORE, autocompletion=words(*FORMATS)
+        ),
     ] = "table",
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Name every session that was copied.", rich_help_panel=STORE)

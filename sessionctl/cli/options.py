@@ -8,15 +8,19 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from ..durations import parse_duration, parse_moment
 from ..errors import SessionctlError, UsageError
 from ..model import KINDS, STATUSES, Kind
 from .complete import store_names, words
+from .defaults import wanted_type
+from .output import FORMATS
 
 if TYPE_CHECKING:
     from ..config import StoreConfig
@@ -25,7 +29,18 @@ if TYPE_CHECKING:
     from .output import Output
 
 STORE, FILTER, SAFETY = "Store and output", "Which sessions", "Safety"
-
+METAVARS = {
+    "STORE": ("store", "archive", "backup"),
+    "FORMAT": ("output",),
+    "TIME": ("older_than", "newer_than", "since"),
+    "DURATION": ("ttl", "idle", "min_idle", "lock_wait", "poll"),
+    "NAME": ("provider", "model", "owner", "tenant", "environment", "agent"),
+    "STATUS": ("status",),
+    "KIND": ("kind",),
+    "N|P%": ("max_delete",),
+}
+"""What stands for the value of an option in the help, and for which; for others N or TEXT."""
+_METAVAR_OF = {name: metavar for metavar, names in METAVARS.items() for name in names}
 
 NoPager = Annotated[
     bool, typer.Option("--no-pager", help="Print at once what is longer than the screen.", rich_help_panel=STORE)
@@ -39,7 +54,12 @@ def now_ms() -> int:
 
 @dataclass(frozen=True)
 class Common:
-    """``--store``, ``--output`` and what goes with them."""
+    """``--store``, ``--output`` and what goes with them.
+
+    A command that has not all FORMATS names its own: ``Annotated[Common, ("table", "json")]``.
+    """
+
+    formats: tuple[str, ...] = FORMATS
 
     store: Annotated[
         str | None,
@@ -58,15 +78,17 @@ class Common:
         typer.Option(
             "-o",
             "--output",
-            help="table, json, jsonl, csv or ids.",
+            help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.",
             rich_help_panel=STORE,
-            autocompletion=words("table", "json", "jsonl", "csv", "ids"),
+            autocompletion=words(*FORMATS),
         ),
     ] = "table"
     null: Annotated[
         bool, typer.Option("-0", "--null", help="End each id with NUL, not a newline (-o ids).", rich_help_panel=STORE)
     ] = False
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=STORE)] = False
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say also what was done to each session.", rich_help_panel=STORE)
+    ] = False
     quiet: Annotated[
         bool, typer.Option("-q", "--quiet", help="Say nothing but errors on stderr.", rich_help_panel=STORE)
     ] = False
@@ -84,11 +106,11 @@ class Common:
         """What the configuration says of this store, by whatever name it was opened."""
         return settings_of(default_store(self.store), store)
 
-    def out(self, *formats: str) -> Output:
+    def out(self) -> Output:
         """The output in the wanted format; UsageError for one that this command does not have."""
         from .output import Output
 
-        return Output(choice("output", self.output, formats), self.null, verbose=self.verbose, quiet=self.quiet)
+        return Output(choice("output", self.output, self.formats), self.null, verbose=self.verbose, quiet=self.quiet)
 
 
 def default_store(named: str | None) -> str:
@@ -245,23 +267,62 @@ def takes(function: Callable[..., Any]) -> Callable[..., Any]:
     Groups are dataclasses of annotated fields; the command is called with one object a group.
     """
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if hasattr(hint, "__dataclass_fields__")}
+    groups = {name: _group(hint) for name, hint in hints.items() if hasattr(_plain(hint), "__dataclass_fields__")}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if name not in groups:
+        if name in groups:
+            parameters.extend(groups[name][1])
+        else:
             parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
-            continue
-        group_hints = get_type_hints(groups[name], include_extras=True)
-        parameters.extend(
-            inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=group_hints[f.name])
-            for f in fields(groups[name])
-        )
+    parameters = [p.replace(annotation=_with_metavar(p.name, p.annotation)) for p in parameters]
 
     @functools.wraps(function)
     def command(**values: Any) -> Any:
-        made = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        made = {name: make(**{p.name: values.pop(p.name) for p in own}) for name, (make, own) in groups.items()}
         return function(**values, **made)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def _plain(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _group(hint: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]]:
+    """What makes a group's object, and the parameters it is made of."""
+    group = _plain(hint)
+    own = [f for f in fields(group) if f.name != "formats"]
+    hints = get_type_hints(group, include_extras=True)
+    if hint is group:
+        return group, [_parameter(f.name, f.default, hints[f.name]) for f in own]
+    formats: tuple[str, ...] = get_args(hint)[1]
+    hints["output"] = _with(
+        hints["output"], help=f"{', '.join(formats[:-1])} or {formats[-1]}.", autocompletion=words(*formats)
+    )
+    own = [f for f in own if f.name != "null" or "ids" in formats]
+    return functools.partial(group, formats=formats), [_parameter(f.name, f.default, hints[f.name]) for f in own]
+
+
+def _parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _with(hint: Any, **settings: Any) -> Any:
+    """The annotation of an option with other settings."""
+    info = copy(get_args(hint)[1])
+    vars(info).update(settings)
+    return Annotated[get_args(hint)[0], info]
+
+
+def _with_metavar(name: str, hint: Any) -> Any:
+    """The annotation with what stands for the option's value in the help; a flag has no value."""
+    if get_origin(hint) is not Annotated or not isinstance(info := get_args(hint)[1], OptionInfo) or info.metavar:
+        return hint
+    wanted = wanted_type(hint)
+    return (
+        hint
+        if wanted == "true or false"
+        else _with(hint, metavar=_METAVAR_OF.get(name, "N" if wanted == "number" else "TEXT"))
+    )

@@ -40,7 +40,7 @@ _LONGEST = 400
 )
 @takes
 def repair_sessions(
-    common: Common,
+    common: Annotated[Common, ("table", "json", "jsonl", "ids")],
     ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -101,7 +101,7 @@ def repair_sessions(
 
     Without ids the whole store is checked. Nothing is written without --fix, and nothing without a verified backup.
     """
-    out = common.out("table", "json", "jsonl", "ids")
+    out = common.out()
     fix = fix and not dry_run
     options = Options(
         only=frozenset(choice("finding", code, tuple(SEVERITY)) for code in only or ()),

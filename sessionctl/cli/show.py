@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False)
 )
 @takes
 def show(
-    common: Common,
+    common: Annotated[Common, ("table", "json", "jsonl")],
     ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,7 +49,7 @@ def show(
     no_pager: NoPager = False,
 ) -> None:
     """Print the transcript of sessions, with tool calls and their results folded in their place."""
-    out = common.out("table", "json", "jsonl")
+    out = common.out()
     if not ids:
         raise UsageError("name the sessions to show", hint="sessionctl list shows them; - reads ids from stdin")
     if raw and (as_markdown or tree or last is not None or out.format != "table"):

@@ -43,7 +43,7 @@ class Section(NamedTuple):
 @app.command(epilog="Examples:\n\n  sessionctl stats\n\n  sessionctl stats --kind document -o json")
 @takes
 def stats(
-    common: Common,
+    common: Annotated[Common, ("table", "json")],
     filters: Filters,
     patterns: Annotated[
         list[str] | None,
@@ -60,7 +60,7 @@ def stats(
 
     The ten largest and the ten oldest sessions are named.
     """
-    out = common.out("table", "json")
+    out = common.out()
     now = now_ms()
     chosen = filters.build(now, tuple(patterns or ()), older_than)
     with common.open(reading=True) as store, progress("looking", None, quiet=common.quiet) as tick:

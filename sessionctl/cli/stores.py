@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -34,12 +34,12 @@ class Answer:
 
 @app.command(epilog="Examples:\n\n  sessionctl stores\n\n  sessionctl stores -o json")
 @takes
-def stores(common: Common) -> None:
+def stores(common: Annotated[Common, ("table", "json", "jsonl", "csv")]) -> None:
     """List the configured stores, with passwords hidden, and whether each answers.
 
     Exit code 7 says that one of them does not.
     """
-    out = common.out("table", "json", "jsonl", "csv")
+    out = common.out()
     config = load()
     try:
         default = default_store(common.store)

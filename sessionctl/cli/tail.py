@@ -47,7 +47,7 @@ DAY = 86_400_000
 )
 @takes
 def tail(
-    common: Common,
+    common: Annotated[Common, ("table", "json", "jsonl")],
     ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -84,7 +84,7 @@ def tail(
     Without ids it is about all sessions, also those that appear later. Deleted, replaced, shortened and half-written
     files are survived, and so is a server that goes away for a while.
     """
-    out = common.out("table", "jsonl", "json")
+    out = common.out()
     if follow and out.format == "json":
         raise UsageError("-o json ends with a bracket and -f never ends", hint="use -o jsonl with -f")
     now = now_ms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from terminal import DOCUMENTS, LOGS, Terminal, environment, run
 
 from sessionctl.cli import COMMANDS
 from sessionctl.cli.manual import commands, examples, page
+from sessionctl.cli.output import FORMATS
 
 EXAMPLES = [(name, example) for name, command in commands().items() for example in examples(command)]
 
@@ -37,6 +39,35 @@ def test_options_stand_in_groups(name: str) -> None:
             assert parameter.rich_help_panel, parameter.name
             assert parameter.help
     assert "--install-completion" not in run(name, "--help").stdout
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_help_and_completion_name_the_formats_that_are_taken(name: str, tmp_path: Path) -> None:
+    (output,) = (p for p in commands()[name].params if p.name == "output")
+    named = re.findall(r"[a-z]+", output.help.replace(" or ", " "))
+    asking = {"_SESSIONCTL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    asked = environment(tmp_path) | asking | {"_TYPER_COMPLETE_ARGS": f"sessionctl {name} -o "}
+    assert run(env=asked).stdout.split() == named
+    others = ("./none", "./new") if name == "migrate" else ("x", "-y") if name == "delete" else ()
+    for format in FORMATS:
+        refused = f"no such output: '{format}'" in run(name, *others, "-o", format, env=environment(tmp_path)).stderr
+        assert refused is (format not in named), format
+    assert any("--null" in p.opts for p in commands()[name].params) is ("ids" in named)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_values_are_called_by_plain_names(name: str) -> None:
+    for parameter in commands()[name].params:
+        if parameter.param_type_name == "option" and not parameter.is_flag and parameter.name != "help":
+            assert re.fullmatch(r"[A-Z]+(\|P%)?", parameter.metavar), parameter.name
+
+
+def test_a_number_that_is_none() -> None:
+    found = run("show", "x", "--last", "many")
+    assert (found.returncode, found.stderr.splitlines()[0]) == (
+        2,
+        "sessionctl: Invalid value for '--last': it is not a whole number",
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
