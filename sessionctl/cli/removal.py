@@ -12,7 +12,7 @@ import typer
 
 from ..config import hide_secrets
 from ..durations import ago, iso, size
-from ..errors import NeedsConfirmation, SessionctlError, SomeFailed, UsageError
+from ..errors import NeedsConfirmation, SessionctlError, SomeFailed, StoreError, UsageError
 from ..keys import quoted
 from ..ops import gc as ops
 from ..ops.select import Summary
@@ -178,6 +178,7 @@ def carry_out(
         return exit_code(report.outcome)
     confirm(report, safety, what)
     code: int | None = None
+    lost: StoreError | None = None
     with progress("deleting", len(plan.actions), quiet=common.quiet) as tick, stop_between(tick) as step:
         try:
             ops.apply(
@@ -193,10 +194,14 @@ def carry_out(
             )
         except KeyboardInterrupt:
             code = 130
+        except StoreError as error:
+            lost = error
         finally:
             if archive is not None:
                 archive.close()
     report.say()
+    if lost is not None:
+        raise lost
     if code == 130:
         report.out.note(f"interrupted: {len(plan.actions) - len(report.outcome.deleted)} sessions were not deleted")
         raise KeyboardInterrupt

@@ -407,7 +407,8 @@ def apply(
     """Carry out a plan, one session after the other, writing into ``outcome`` as it goes.
 
     Each session is locked, read again and judged again by ``recheck`` (a reason to keep it, or None); it is removed
-    only if it is the version that was planned, and, with ``archive``, only after its copy there was read back.
+    only if it is the version that was planned, and, with ``archive``, only after its copy there was read back. Raises
+    StoreError when a store is lost; what was done by then is in ``outcome``.
     """
     context = Context.of(store, now()) if plan.actions else None
     for action in plan.actions:
@@ -424,6 +425,9 @@ def apply(
             outcome.skipped.append(Skip(action.ref, Reason("gone", "gone meanwhile")))
         except SessionctlError as error:
             outcome.failed.append(Failure(action.ref, str(error), error.exit_code))
+            if isinstance(error, StoreError):
+                for place in (store, archive) if archive is not None else (store,):
+                    place.exists()
         tick()
 
 
