@@ -101,6 +101,10 @@ class Place:
             if path.is_file() and not _SESSION.match(path.name) and path.suffix != ".file"
         }
 
+    def litter(self) -> dict[Path, bytes]:
+        """``strays``, but not those in backups, which hold temporary files as they were."""
+        return {path: payload for path, payload in self.strays().items() if self.home not in path.parents}
+
     def odd_keys(self) -> list[bytes]:
         """Keys that are neither sessions nor locks that end."""
         return [
@@ -276,7 +280,7 @@ def undisturbed(scene: Scene, place: Place, runner: Runner) -> Known:
     for codes in ((0,), scene.again):
         ran = runner(arguments, place.env)
         assert ran.code in codes, ran
-        assert (place.strays(), place.odd_keys(), locks_left(place)) == ({}, [], []), scene.name
+        assert (place.litter(), place.odd_keys(), locks_left(place)) == ({}, [], []), scene.name
         states.append(place.contents())
     return Known(before, *states)
 
@@ -355,10 +359,10 @@ def _mend(place: Place, runner: Runner, *, torn: bool) -> None:
 
 
 def _clean(place: Place, runner: Runner) -> bool:
-    """What is left is named by repair, and by and by cleaned; locks of the dead are swept by gc. True if there was any."""
+    """What is left is named by repair, and by and by cleaned; locks of the dead are swept by gc. True if there was."""
     found = False
     for folder in place.folders().values():
-        here = [path for path in place.strays() if path.parent == folder]
+        here = [path for path in place.litter() if path.parent == folder]
         if not here:
             continue
         found = True
@@ -367,7 +371,7 @@ def _clean(place: Place, runner: Runner) -> bool:
             assert path.name in named.out + named.err, f"{path.name} is not named"
             set_age(path, 2 * HOUR)
         runner(["repair", "--fix", "--min-idle", "0", "-s", str(folder)], place.env)
-        assert [path for path in place.strays() if path.parent == folder] == [], "strays are left"
+        assert [path for path in place.litter() if path.parent == folder] == [], "strays are left"
     for folder in place.folders().values():
         if (folder / ".sessionctl").exists():
             ran = runner(["gc", "--older-than", "9999d", "-y", "-s", str(folder)], place.env)

@@ -4,8 +4,8 @@
     python -m tests.trust.fuzz 3600 repair   # one target
     python -m tests.trust.fuzz 0 repair FILE # one input, with its traceback
 
-Inputs that break a target end up in ``fuzz-findings/``. Put them into ``tests/trust/corpus/TARGET/``: the tests try them
-every time.
+Inputs that break a target end up in ``fuzz-findings/``. Put them into ``tests/trust/corpus/TARGET/``: every test run
+tries them.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ APPLIES: dict[str, frozenset[str]] = {
     "reset": frozenset(("send",)),
     "lost": frozenset(("send",)),
 }
-"""At which calls a fault can happen. ``torn``: half of it is done, then the process dies. ``short``: half of it, and that
-is said. ``reset``: the connection ends before anything is sent; ``lost``: after all was sent, before any answer."""
+"""At which calls a fault can happen. ``torn``: half of it is done, then the process dies. ``short``: half of it, as is
+said. ``reset``: the connection ends before anything is sent; ``lost``: after all was sent, before any answer."""
 LASTING = ("ENOSPC", "EROFS")
 """Faults that all later calls meet, too."""
 
