@@ -53,6 +53,7 @@ class Report:
         self.started = started
         self.log_as = log_as
         self.missing = missing
+        self.copied = ""
         self.outcome = ops.Outcome(skipped=list(plan.skipped), failed=list(plan.unreadable))
 
     def as_json(self) -> dict[str, Any]:
@@ -126,6 +127,7 @@ class Report:
         if out.format == "table" or out.verbose:
             for skip in outcome.skipped:
                 out.note(f"skipped {skip.ref.key}: {skip.reason}")
+            self._say_strays()
         for failure in outcome.failed:
             out.note(f"failed {failure.ref.key}: {failure.error}")
         verb = "would delete" if self.dry_run else "deleted"
@@ -135,6 +137,14 @@ class Report:
         for name, count in (("skipped", len(outcome.skipped)), ("failed", len(outcome.failed))):
             line += f", {count} {name}" if count else ""
         out.note(f"{line}, {self.plan.scanned:,} looked at")
+
+    def _say_strays(self) -> None:
+        """The temporary files that go with their sessions."""
+        goes = "would go" if self.dry_run else "went"
+        for action in self.plan.actions if self.dry_run else self.outcome.deleted:
+            for stray in () if action.is_link else action.strays:
+                copied = self.copied if stray.stamp is None or stray.stamp.size else ""
+                self.out.note(f"the temporary file {stray.name} {goes} with {action.ref.key}{copied}")
 
     def _log(self, name: str) -> None:
         """The run in one line, failures and a few skips in one each: what ends up in a log or in a mail of cron."""
@@ -173,6 +183,8 @@ def carry_out(
     """Ask, act and tell; the exit code. With ``--dry-run`` or nothing to do, only tell."""
     plan = report.plan
     archive = open_archive(safety.archive, store)
+    if archive is not None:
+        report.copied = "; a copy goes to the archive" if safety.dry_run else "; a copy is in the archive"
     if safety.dry_run or not plan.actions:
         report.say()
         return exit_code(report.outcome)

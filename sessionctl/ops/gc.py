@@ -464,6 +464,8 @@ def _remove(
     assert record.payload is not None
     if archive is not None:
         archive_copy(archive, record)
+        for stray in action.strays:
+            archive_stray(store, stray, archive, record.payload)
         outcome.archived.append(ref)
     check()
     if not action.is_left:
@@ -505,6 +507,16 @@ def archive_copy(archive: Store, record: Record) -> None:
         raise WriteFailed("the copy in the archive is not the same")
 
 
+def archive_stray(store: Store, stray: Stray, archive: Store, known: bytes | None = None) -> None:
+    """Copy the bytes of a temporary file into an archive, unless they are ``known``, as what is kept already.
+
+    Raises whatever stands against it; then nothing may be removed.
+    """
+    payload = store.read_stray(stray)
+    if payload and payload != known:
+        archive.keep_stray(stray, payload)
+
+
 __all__ = [
     "FORCED",
     "Action",
@@ -517,6 +529,7 @@ __all__ = [
     "Skip",
     "apply",
     "archive_copy",
+    "archive_stray",
     "expired",
     "left_behind",
     "link_actions",

@@ -30,7 +30,7 @@ from ..history import finding
 from ..locks import Holder
 from ..model import Finding, Outline, Record, Ref, Status, Stray
 from ..stores.base import Store, Want
-from .gc import MIN_IDLE, Protection, Reason, archive_copy, protection
+from .gc import MIN_IDLE, Protection, Reason, archive_copy, archive_stray, protection
 from .mend import Options, Outcome, Repair, mend
 from .parallel import by_parts
 from .select import Context, summarise
@@ -93,6 +93,17 @@ class Backup:
             if self._store is None:
                 self._store = self._make()
             archive_copy(self._store, record)
+        except SessionctlError as error:
+            raise WriteFailed(f"no backup, so nothing was changed: {error}") from error
+        self.place = self._store.url
+        return self.place
+
+    def keep_stray(self, store: Store, stray: Stray) -> str:
+        """Put the bytes of a temporary file there, under its own name; else as ``keep``."""
+        try:
+            if self._store is None:
+                self._store = self._make()
+            archive_stray(store, stray, self._store)
         except SessionctlError as error:
             raise WriteFailed(f"no backup, so nothing was changed: {error}") from error
         self.place = self._store.url
@@ -252,7 +263,9 @@ class _Hands:
         record = self._record(ref)
         reason = self._protection(record, now) if record is not None else None
         left = () if reason else self.context.strays.get(ref, ())
-        leftovers, recovered = self._strays(ref, record, left, now)
+        leftovers, recovered, gone = self._strays(ref, record, left, now)
+        if gone:
+            report = replace(report, backup=self.backup.place if self.backup else None, changes=gone)
         if recovered is not None:
             record = recovered[1]
         if record is None or record.payload is None:
@@ -263,6 +276,7 @@ class _Hands:
         if reason is not None and (plan.awaits or plan.after is not None or ref in self.context.strays):
             return _left_alone(report, reason)
         done = self._write(report, record, plan, recovered, leftovers, still_held)
+        done = replace(done, changes=(*done.changes, *gone))
         if self.backup is None and done.before is None and any(o.fixed for o in done.outcomes):
             done = replace(done, before=record.payload, after=record.payload)
         return done
@@ -310,6 +324,8 @@ class _Hands:
             stamp = self.store.put(ref, payload, expect=expect, changed_at=record.stamp.changed_at, ttl_ms=ttl)
         self._verify(ref, stored, payload)
         if recovered is not None:
+            if plan.after is not None:  # mended: its own bytes are nowhere else
+                done = replace(done, backup=self.backup.keep_stray(self.store, recovered[0]))
             self.store.remove_stray(recovered[0])
         return done
 
@@ -330,9 +346,13 @@ class _Hands:
 
     def _strays(
         self, ref: Ref, record: Record | None, strays: Sequence[Stray], now: int
-    ) -> tuple[list[Outcome], tuple[Stray, Record] | None]:
-        """Deal with the temporary files that writers of this session left; the newest whole one may hold it."""
+    ) -> tuple[list[Outcome], tuple[Stray, Record] | None, tuple[str, ...]]:
+        """Deal with the temporary files that writers of this session left; the newest whole one may hold it.
+
+        Gives what became of each finding, the one that holds the session, and the others that were removed, in words.
+        """
         outcomes: list[Outcome] = []
+        gone: list[str] = []
         recovered: tuple[Stray, Record] | None = None
         for stray in sorted(strays, key=lambda s: -(s.stamp.changed_at or 0) if s.stamp else 0):
             found = _stray_finding(stray, "" if record else _ALONE)
@@ -349,14 +369,15 @@ class _Hands:
             if age < LEFTOVER:
                 outcomes.append(Outcome(found, reason=f"it is {ago(age)} old; its writer may still be at work"))
             else:
-                if self.backup is not None and record is None and recovered is None:
-                    torn = self.store.read_stray(stray)
-                    if torn and stray.stamp is not None:  # all that is left of it
-                        self.backup.keep(Record(ref, stray.stamp, torn))
+                what = _what_is_left(ref, self.store.read_stray(stray), now)
+                copied = "" if what == "empty" else "; a copy goes into the backup"
                 if self.backup is not None:
+                    if copied:
+                        copied = f"; a copy is in {self.backup.keep_stray(self.store, stray)}"
                     self.store.remove_stray(stray)
+                gone.append(f"removed the {what} temporary file {stray.name}{copied}")
                 outcomes.append(Outcome(found, True))
-        return outcomes, recovered
+        return outcomes, recovered, tuple(gone)
 
 
 def _left_alone(report: Report, reason: Reason) -> Report:
@@ -383,6 +404,14 @@ def _holds_newer(ref: Ref, payload: bytes, record: Record | None, now: int) -> b
         return False  # appends do not go through temporary files
     stored = codec.outline(ref, record.payload, now)
     return stored.steps is None or _time(stored) < _time(left)
+
+
+def _what_is_left(ref: Ref, payload: bytes, now: int) -> str:
+    """What a temporary file is that holds no newer session, in a word."""
+    if not payload:
+        return "empty"
+    left = codec.outline(ref, payload, now)
+    return "torn" if left.steps is None or left.damage else "superseded"
 
 
 def _time(outline: Outline) -> int:

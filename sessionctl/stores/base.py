@@ -11,7 +11,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from ..errors import SessionctlError, SessionNotFound
+from ..errors import SessionctlError, SessionNotFound, WriteFailed
 from ..keys import quoted
 from ..locks import Holder, Lease
 from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
@@ -209,6 +209,21 @@ class Store(ABC):
     def remove_stray(self, stray: Stray) -> None:
         """Remove something that is not a session, if it is still as it was seen. Raises SessionChanged."""
         raise NotImplementedError
+
+    def keep_stray(self, stray: Stray, payload: bytes) -> None:
+        """Keep the bytes of another store's temporary file, under its name; what is there already must be the same.
+
+        A store without files keeps them as a session of that name. Raises WriteFailed.
+        """
+        assert stray.ref is not None
+        ref = Ref(stray.name, stray.ref.kind)
+        if self.exists() and self.stamp(ref) is not None:
+            if self.get(ref).payload != payload:
+                raise WriteFailed(f"another {quoted(ref.key)} is kept there already")
+            return
+        self.put(ref, payload, expect=None, changed_at=stray.stamp.changed_at if stray.stamp else None)
+        if self.get(ref).payload != payload:
+            raise WriteFailed(f"the copy of {quoted(ref.key)} is not the same")
 
     @abstractmethod
     def lock(self, ref: Ref, wait: float) -> Lease:

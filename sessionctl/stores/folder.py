@@ -314,6 +314,16 @@ class FolderStore(Store):
         else:
             raise StoreError(f"{stray.name!r} {stray.note}; remove it by other means")
 
+    def keep_stray(self, stray: Stray, payload: bytes) -> None:
+        """Keep it as a temporary file, so that ``repair`` knows what it is."""
+        if "/" in stray.name or not _TEMPORARY.match(stray.name):
+            raise UnsupportedKind(f"{stray.name!r} is not the name of a temporary file")
+        folder, at = self._folder(make=True), stray.stamp.changed_at if stray.stamp else None
+        with suppress(SessionChanged):  # one is there: whether it is the same is seen next
+            replace_at(folder, stray.name, payload, None, check=True, changed_at=at)
+        if self.read_stray(stray) != payload:
+            raise WriteFailed(f"{stray.name!r} is not the same at {quoted(str(self.path), 300)}")
+
     def _check_place(self) -> None:
         """Locks are named by path: the path must still lead to the folder that is open."""
         opened = os.fstat(self._folder(make=True))

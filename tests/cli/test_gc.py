@@ -289,6 +289,39 @@ def test_temporary_files_go_with_their_session_only(folder: Path) -> None:
     assert names(folder) == ["older.json.tmp.1750000000000"]
 
 
+@pytest.mark.parametrize("archive", ["./archive", "sqlite:///archive.db"])
+def test_temporary_files_are_archived_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torn = "old.json.tmp.1750000000000"
+    document(folder, "old", age=9 * DAY)
+    (folder / torn).write_bytes(b"{")
+    (folder / f"{torn}.abc").write_bytes(b"")
+    dry = run("gc", *OLD, "-n", "--archive", archive, "-s", folder)
+    assert f"the temporary file {torn} would go with old; a copy goes to the archive\n" in dry.stderr
+    done = run("delete", "old", "-y", "--archive", archive, "-s", folder)
+    assert (done.returncode, names(folder)) == (0, [])
+    assert f"the temporary file {torn} went with old; a copy is in the archive\n" in done.stderr
+    assert f"the temporary file {torn}.abc went with old\n" in done.stderr
+    if archive == "./archive":
+        assert (tmp_path / "archive" / torn).read_bytes() == b"{"
+    else:
+        assert run("show", torn, "--raw", "-s", archive).stdout == "{"
+
+
+def test_another_temporary_file_in_the_archive_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    for place, content in ((folder, b"{"), (archive, b"[")):
+        (place / "old.json.tmp.1750000000000").write_bytes(content)
+    document(folder, "old", age=9 * DAY)
+    found = report(*OLD, "-y", "--archive", archive, "-s", folder, code=7)
+    assert "is not the same" in found["failed"][0]["error"]
+    assert names(folder) == ["old.json", "old.json.tmp.1750000000000"]
+    assert (archive / "old.json.tmp.1750000000000").read_bytes() == b"["
+
+
 # --- the question at a terminal ---
 
 

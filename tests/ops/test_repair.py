@@ -113,7 +113,7 @@ def test_fixtures_are_mended(fixture_store: tuple[str, FolderStore], tmp_path: P
         if report.status in ("ok", "draft"):
             assert refused(payload, report.ref.kind) == []
         kept = dry[key]
-        if report.backup is not None:
+        if report.backup is not None and kept.before != kept.after:  # else a temporary file alone is there
             assert open_store(report.backup).get(report.ref).payload == kept.before
             assert payload.split(b"[sessionctl]")[0][:40] in (kept.after or b"")
         else:
@@ -516,11 +516,37 @@ def test_other_temporary_files_go_after_an_hour(folder: Path, tmp_path: Path) ->
     place(folder, "s.json.tmp.2", b"{")
     place(folder, "s.json.tmp.3", b"{", NOW - 600_000)
     place(folder, "gone.json.tmp.4", b"{")
-    reports = {r.ref.key: r for r in run(FolderStore(folder), tmp_path)}
+    place(folder, "gone.json.tmp.5", b"")
+    store = FolderStore(folder)
+    dry = {r.ref.key: r for r in repair(store, clock, None)}
+    assert sorted(dry["s"].changes) == [
+        "removed the superseded temporary file s.json.tmp.1; a copy goes into the backup",
+        "removed the torn temporary file s.json.tmp.2; a copy goes into the backup",
+    ]
+    assert len(strays(folder)) == 5
+    reports = {r.ref.key: r for r in run(store, tmp_path)}
     assert strays(folder) == ["s.json.tmp.3"]
-    assert [o.fixed for o in reports["gone"].outcomes] == [True]
-    assert [path.read_bytes() for path in tmp_path.rglob("gone.json")] == [b"{"], "what is all there is, is kept"
+    assert [o.fixed for o in reports["gone"].outcomes] == [True, True]
+    kept = Path(reports["s"].backup or "")
+    assert {path.name: path.read_bytes() for path in kept.glob("*.tmp.*")} == {
+        "s.json.tmp.1": whole(T0 + 60_000),
+        "s.json.tmp.2": b"{",
+        "gone.json.tmp.4": b"{",
+    }
+    assert sorted(reports["gone"].changes) == [
+        "removed the empty temporary file gone.json.tmp.5",
+        f"removed the torn temporary file gone.json.tmp.4; a copy is in {kept}",
+    ]
     assert sorted(o.fixed for o in reports["s"].outcomes) == [False, True, True]
+
+
+def test_a_temporary_file_that_is_recovered_and_mended_is_kept_as_it_was(folder: Path, tmp_path: Path) -> None:
+    torn = doc({"role": "user", "content": "x"}, calling("c1"))
+    place(folder, "s.json.tmp.1", torn)
+    [report] = run(FolderStore(folder), tmp_path)
+    assert (report.status, strays(folder)) == ("ok", [])
+    assert (folder / "s.json").read_bytes() != torn
+    assert (Path(report.backup or "") / "s.json.tmp.1").read_bytes() == torn
 
 
 def test_stale_locks_are_broken_when_mending(tmp_path: Path) -> None:
