@@ -9,7 +9,7 @@ from fnmatch import translate
 from typing import NamedTuple
 
 from .errors import InvalidKey
-from .model import Kind
+from .model import Kind, Ref
 
 MAX_LOOKUP = 1024
 """Characters. Longer text cannot name a session in any store (file names end at 255 bytes, keys at 256 characters)."""
@@ -98,6 +98,20 @@ def split_composite(key: str) -> tuple[str | None, str]:
     """``{apiKeyHash}:{id}`` into prefix and id (FORMATS.md section 1, Composite keys); the prefix is None elsewhere."""
     match = _HASH_PREFIX.match(key) if ":" in key else None
     return (match[1], match[2]) if match else (None, key)
+
+
+def own_id(ref: Ref) -> str:
+    """The id that people know a session by, as its key tells it: what follows the owner's hash in a document's key, the
+    raw id of a log's. Else the key itself."""
+    if ref.kind == "document":
+        return split_composite(ref.key)[1]
+    parsed = SessionKey.parse(ref.key)
+    return parsed.raw if parsed else ref.key
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text holds any of the characters that make a shell pattern."""
+    return any(character in text for character in "*?[")
 
 
 def is_reserved_name(name: str) -> bool:

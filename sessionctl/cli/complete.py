@@ -57,15 +57,15 @@ def _keys(offers: Offers, named: str | None, incomplete: str) -> None:
 
 def _offer_keys(offers: Offers, store: Store, incomplete: str) -> None:
     from ..durations import ago
-    from ..keys import split_composite
+    from ..keys import own_id
     from ..stores.base import Want
     from .options import now_ms
 
     now = now_ms()
     for record in store.records(Want.NAMES):
         key, kind = record.ref
-        # Also the id alone of a key that begins with a long hash: nobody types that.
-        for text in (key, split_composite(key)[1]):
+        # Also the id alone of a key that begins with an owner's hash or an agent's place: nobody types those.
+        for text in (key, own_id(record.ref)):
             if text.startswith(incomplete) and text.isprintable():
                 at = record.stamp.changed_at
                 offers.append((text, kind if at is None else f"{kind}, {ago(now - at)} old"))

@@ -20,7 +20,7 @@ from ..ops import keep, metrics, plans
 from ..ops.select import Summary
 from .complete import keys
 from .defaults import given
-from .options import SAFETY, Common, Filters, Safety, default_store, now_ms, takes, wait_seconds
+from .options import SAFETY, Common, Filters, Safety, default_store, now_ms, pattern_hint, takes, wait_seconds
 from .output import Output
 from .progress import progress
 from .removal import FORMATS, Report, archived, carry_out, cutoff
@@ -159,6 +159,8 @@ def gc(
             if safety.dry_run or common.verbose:
                 for stray in store.strays():
                     out.note(f"left alone: {stray.name} {stray.note}")
+            if not plan.actions and not plan.skipped and (hint := pattern_hint(patterns or ())):
+                out.note(hint)
             surplus = {a.ref for a in plan.actions if rules.keep_last is not None}
 
             def recheck(summary: Summary, at: int) -> str | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -17,6 +18,7 @@ from typer.models import OptionInfo
 
 from ..durations import parse_duration, parse_moment
 from ..errors import SessionctlError, UsageError
+from ..keys import is_pattern
 from ..model import KINDS, STATUSES, Kind
 from .complete import store_names, words
 from .defaults import wanted_type
@@ -244,6 +246,14 @@ class Safety:
 def wait_seconds(text: str) -> float:
     """``--lock-wait`` in seconds."""
     return parse_duration(text, zero=True) / 1000
+
+
+def pattern_hint(patterns: Sequence[str]) -> str | None:
+    """What to know where nothing fits; None where all are patterns indeed."""
+    plain = next((pattern for pattern in patterns if not is_pattern(pattern)), None)
+    if plain is None:
+        return None
+    return f"a PATTERN stands for whole keys or ids; for those that begin so: {shlex.quote(plain + '*')}"
 
 
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -12,7 +13,7 @@ import msgspec
 from .. import codec
 from ..errors import AmbiguousId, SessionctlError, SessionNotFound
 from ..history import Verdict, finding, judge
-from ..keys import SessionKey, check_lookup, matches, quoted, split_composite
+from ..keys import SessionKey, check_lookup, is_pattern, matches, own_id, quoted, split_composite
 from ..locks import Holder
 from ..model import KINDS, AgeSource, Finding, Kind, Outline, Record, Ref, Stamp, Status, Stray
 from ..stores.base import Store, Want
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 SHORTEST_START = 4
 """Characters of an id that may stand for the whole."""
+MOST_COMPARED = 2000
+"""Names among which one is looked for that was meant."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -63,8 +66,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The id that people know it by: a document's own, else what follows the key's prefix."""
-        return self.outline.id or split_composite(self.ref.key)[1]
+        """The id that people know it by: a document's own, else what follows the key's prefix (see ``own_id``)."""
+        return self.outline.id or own_id(self.ref)
 
 
 class Context(NamedTuple):
@@ -227,6 +230,7 @@ class Filter(msgspec.Struct, frozen=True):
         return (
             not self.patterns
             or matches(ref.key, self.patterns)
+            or matches(own_id(ref), self.patterns)
             or (inner_id is not None and matches(inner_id, self.patterns))
         )
 
@@ -329,7 +333,8 @@ def _sorted(ranked: Iterable[tuple[Any, T]], largest_first: bool, limit: int | N
 
 
 def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]:
-    """The session that an ID names: its full key, else a document's own id, else an unambiguous start of either.
+    """The session that an ID names: its full key, else its id (a document's own, a log's raw one), else an unambiguous
+    start of either.
 
     A folder may hold a document and a log of one key: both are meant. Raises InvalidKey, SessionNotFound, AmbiguousId.
     """
@@ -351,14 +356,17 @@ def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]
 
 
 def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
-    """Look through all keys and all documents' own ids."""
+    """Look through all keys, the ids in them, and all documents' own ids."""
     by_id: dict[str, list[Ref]] = {}
     by_start: dict[str, list[Ref]] = {}
     same_letters: str | None = None
+    names: set[str] = set()
     folded = unicodedata.normalize("NFC", text)
     for record in store.records(Want.NAMES, kinds=kinds):
         key = record.ref.key
-        suffix = split_composite(key)[1]
+        suffix = own_id(record.ref)
+        if len(names) < MOST_COMPARED:
+            names.update((key, suffix))
         if suffix == text:
             by_id.setdefault(key, []).append(record.ref)
         elif key.startswith(text) or suffix.startswith(text):
@@ -384,9 +392,16 @@ def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
             f"{len(by_id)} sessions are called {quoted(text)} or start so: {some}" + (", …" if len(by_id) > 3 else ""),
             hint="give the full key",
         )
-    hint = "list them with: sessionctl list"
-    if same_letters is not None:
+    if is_pattern(text):
+        pattern = shlex.quote(text)
+        hint = f"an id is no pattern; for all that fit: sessionctl list -o ids {pattern} | sessionctl … -"
+    elif same_letters is not None:
         hint = "a session with the same letters in another Unicode form exists"
     elif by_start:
         hint = f"a start of an id needs at least {SHORTEST_START} characters"
+    else:
+        from difflib import get_close_matches
+
+        near = get_close_matches(text, names, 1, 0.8)
+        hint = f"did you mean {quoted(near[0])}?" if near else "list them with: sessionctl list"
     raise SessionNotFound(quoted(text), hint=hint)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sessionctl import errors
-from tests.stored import DAY, document, log, names, state
+from tests.stored import DAY, document, entry, log, names, state
 from tests.terminal import environment, run
 
 COMMANDS = (["list"], ["gc", "--older-than", "1h", "-y"], ["delete", "s1", "-y"])
@@ -86,7 +86,7 @@ def test_every_rule_wants_a_duration(folder: Path, option: str) -> None:
         (["list", "--limit", "-1"], "greater than or equal to 0"),
         (["list", "--nosuch"], "--nosuch"),
         (["show"], "name the sessions to show"),
-        (["show", "s1", "--last", "x"], "a valid integer"),
+        (["show", "s1", "--last", "x"], "not a whole number"),
         (["gc", "-y"], "gc needs a rule"),
         (["gc", "--older-than", "1h"], "needs --yes"),
         (["gc", "--keep-last", "-1", "-y"], "greater than or equal to 0"),
@@ -111,7 +111,9 @@ def test_usage(folder: Path, arguments: list[str], says: str) -> None:
         ("x" * 10_000, 2, "10000 bytes long, the limit is 250"),
         ("", 2, "it is empty"),
         ("*", 3, "no such session: '*'"),
-        ("s?", 3, "no such session"),
+        ("s?", 3, "sessionctl list -o ids 's?' |"),
+        ("s1234", 3, "sessionctl list"),
+        ("log11", 3, "did you mean 'log1'?"),
         ("[s]1", 3, "no such session"),
         ("S1", 3, "no such session"),
         ("nope", 3, "sessionctl list"),
@@ -137,6 +139,19 @@ def test_an_ambiguous_id(folder: Path) -> None:
     document(folder, "session-b", age=DAY)
     for command in (["show"], ["delete", "-y"]):
         refuse(folder, command[0], "session", *command[1:], "-s", folder, code=4, says="'session-a', 'session-b'")
+
+
+def test_the_raw_id_of_a_log_is_an_id(folder: Path) -> None:
+    log(folder, "acme:production:support:order-1", entry("a", None), age=DAY)
+    log(folder, "acme:production:support:order-2", entry("a", None), age=DAY)
+    log(folder, "other:production:support:order-2", entry("a", None), age=DAY)
+    assert run("show", "order-1", "-s", folder).stdout.startswith("acme:production:support:order-1\n")
+    for ambiguous in ("order-2", "orde"):
+        refuse(folder, "show", ambiguous, "-s", folder, code=4, says="sessions are called")
+    refuse(folder, "show", "ord", "-s", folder, code=3, says="at least 4 characters")
+    refuse(folder, "show", "ordr-1", "-s", folder, code=3, says="did you mean 'order-1'?")
+    assert run("delete", "order-1", "-y", "-s", folder).returncode == 0
+    assert "order-1" not in " ".join(names(folder))
 
 
 def test_formats_of_each_command(folder: Path) -> None:
