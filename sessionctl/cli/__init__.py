@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc as collector  # the package has modules gc and list of its own
 import os
 import sys
@@ -113,10 +114,11 @@ def main(
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the exit code of DESIGN.md."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # Closed by the caller: its number must not go to the next file that is opened, nor its text elsewhere.
+    for name, mode, access in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        # Closed by the caller: its number must not go to the next file that is opened, nor its text elsewhere. Data
+        # that nobody can get is an error as on a full disk: stdout takes nothing.
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+            setattr(sys, name, open(os.open(os.devnull, access), mode))  # noqa: PTH123, SIM115
     code = call(arguments)
     try:
         sys.stdout.flush()
@@ -162,7 +164,8 @@ def report(error: SessionctlError, arguments: Sequence[str]) -> None:
 
 def _no_output(error: OSError, arguments: Sequence[str]) -> int:
     """Stores raise errors of their own: what is left is output that cannot be written."""
-    report(StoreError(f"cannot write the output: {(error.strerror or str(error)).lower()}"), arguments)
+    why = "it is closed" if error.errno == errno.EBADF else (error.strerror or str(error)).lower()
+    report(StoreError(f"cannot write the output: {why}"), arguments)
     return StoreError.exit_code
 
 

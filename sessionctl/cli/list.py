@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from ..errors import SomeFailed, UsageError
 from ..ops.select import SORTS, Summary, Tally, listing
+from ..stores.base import Store
+from ..stores.folder import FolderStore, ref_of
 from .complete import keys
-from .options import STORE, Common, Filters, NoPager, choice, now_ms, takes
+from .options import STORE, Common, Filters, NoPager, choice, now_ms, pattern_hint, takes
 from .output import Output, plain_table, plural
 from .pager import paged
-from .rows import COLUMNS, STATUS_STYLES, cells, problems, row, short_key
+from .rows import COLUMNS, STATUS_STYLES, cells, middle_cut, problems, row, short_key
 
 app = typer.Typer(add_completion=False)
 AT_A_TERMINAL = 50
@@ -79,7 +84,9 @@ def list_sessions(
                 _table(out, shown)
             else:
                 out.rendered(shown, COLUMNS)
-        _say(out, tally, len(shown), store.url, [f"{s.name} {s.note}" for s in store.strays()])
+        _say(out, tally, len(shown), store, advise=limit is None)
+        if out.format == "table" and tally.all and not tally.kept and (hint := pattern_hint(chosen.patterns)):
+            out.note(hint)
     if tally.unreadable:
         raise SomeFailed(
             f"{plural(len(tally.unreadable), 'session')} could not be read: "
@@ -126,7 +133,7 @@ def _table(out: Output, rows: list[_Cells]) -> None:
         justify: Literal["left", "right"] = "right" if index in RIGHT else "left"
         table.add_column(name, width=width, justify=justify, overflow="ellipsis", no_wrap=True)
     for (key, status, *rest, note), bad in shown:
-        styled = [Text(key), Text(status, STATUS_STYLES[status]), *map(Text, rest)]
+        styled = [Text(middle_cut(key, widths[0])), Text(status, STATUS_STYLES[status]), *map(Text, rest)]
         table.add_row(*[*styled, Text(note, "yellow" if bad else "dim")][: len(widths)])
     console.print(table)
 
@@ -144,8 +151,21 @@ def _widths(rows: Iterable[Sequence[str]], space: int) -> list[int]:
     return [key, *fixed, min(note, room)]
 
 
-def _say(out: Output, seen: Tally, shown: int, store: str, strays: list[str]) -> None:
-    """The count, and all that is worth a word, on stderr."""
+def _inner(store: Store) -> Path | None:
+    """The folder in this one in which the sessions are that one would expect here."""
+    if isinstance(store, FolderStore):
+        for place in (store.path / ".sessions", store.path / "sessions", store.path / ".seepient" / "sessions"):
+            try:
+                if any(ref_of(name) for name in os.listdir(place)):
+                    return place
+            except OSError:
+                continue
+    return None
+
+
+def _say(out: Output, seen: Tally, shown: int, store: Store, *, advise: bool) -> None:
+    """The count, and all that is worth a word, on stderr. ``advise``: say how to see all."""
+    strays = [f"{s.name} {s.note}" for s in store.strays()]
     for stray in strays[:MOST_NOTES]:
         out.note(f"note: {stray}")
     if len(strays) > MOST_NOTES:
@@ -153,7 +173,13 @@ def _say(out: Output, seen: Tally, shown: int, store: str, strays: list[str]) ->
     if out.format != "table":
         return
     if not seen.all:
-        out.note(f"no sessions in {store} (name another store with --store or SESSIONCTL_STORE)")
+        inner = _inner(store)
+        other = (
+            "name another store with --store or SESSIONCTL_STORE"
+            if inner is None
+            else f"there are some with --store {shlex.quote(str(inner))}"
+        )
+        out.note(f"no sessions in {store.url} ({other})")
         return
     parts = [f"{shown} of {seen.kept} sessions" if shown < seen.kept else f"{plural(seen.kept, 'session')}"]
     if seen.kept < seen.all:
@@ -162,5 +188,5 @@ def _say(out: Output, seen: Tally, shown: int, store: str, strays: list[str]) ->
         parts.append(f"{seen.damaged} damaged")
     if seen.unreadable:
         parts.append(f"{len(seen.unreadable)} unreadable")
-    more = " (--all shows all)" if shown < seen.kept else ""
+    more = " (--all shows all)" if shown < seen.kept and advise else ""
     out.note(", ".join(parts) + more)

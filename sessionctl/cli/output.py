@@ -52,6 +52,11 @@ def to_json(value: object, *, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
 
 
+def indented(text: str) -> str:
+    """JSON of many lines as an item of a list; no string holds a newline as such."""
+    return "  " + text.replace("\n", "\n  ")
+
+
 def plural(count: int, noun: str) -> str:
     """``1 session``, ``2 sessions``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
@@ -138,7 +143,7 @@ class Output:
             return str(row["key"])
         if self.format == "csv":
             return csv_line(_cell(row.get(column)) for column in columns)
-        return to_json(row, indent=2 if self.format == "json" else None)
+        return indented(to_json(row, indent=2)) if self.format == "json" else to_json(row)
 
     def rendered(self, texts: Iterable[str], columns: Sequence[str]) -> None:
         """Write rows that ``render`` made, as they come."""

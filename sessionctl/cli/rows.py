@@ -105,6 +105,19 @@ def short_key(key: str) -> str:
     return safe_line(key)
 
 
+def middle_cut(text: str, most: int) -> str:
+    """A text of at most so many cells of a terminal: the start and the end tell sessions apart."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= most:
+        return text
+    start = (most - 1) // 3
+    end = text[-(most - 1 - start) :]
+    while cell_len(end) > most - 1 - start:
+        end = end[1:]
+    return f"{set_cell_size(text, start).rstrip()}…{end}"
+
+
 def cells(summary: Summary, now: int, *, full_key: bool) -> tuple[str, ...]:
     """The cells of a table row: key, status, messages, age, size, note."""
     messages = summary.messages

@@ -22,8 +22,8 @@ from ..stores.base import Store
 from .complete import keys
 from .ids import named
 from .options import STORE, Common, now_ms, takes
-from .output import Output, safe_line, to_json
-from .rows import short_key
+from .output import Output, indented, safe_line, to_json
+from .rows import middle_cut, short_key
 from .transcript import Line, message_object, standalone
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Printer:
             self.out.value(value)
             sys.stdout.flush()
         else:
-            sys.stdout.write(("," if self.count else "[") + "\n" + to_json(value, indent=2))
+            sys.stdout.write(("," if self.count else "[") + "\n" + indented(to_json(value, indent=2)))
 
     def end(self) -> None:
         if self.out.format == "json":
@@ -285,11 +285,3 @@ def clock(at: int | None, now: int) -> str:
     if at is None or written is None:
         return ""
     return f"{written[11:19] if abs(now - at) < DAY else written[:10]} "
-
-
-def middle_cut(text: str, most: int) -> str:
-    """A text of at most so many characters: the start and the end tell sessions apart."""
-    if len(text) <= most:
-        return text
-    start = (most - 1) // 3
-    return f"{text[:start]}…{text[len(text) - (most - 1 - start) :]}"

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -319,3 +320,33 @@ def test_reading_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
         run("list", "-s", folder, "-o", format_, env=environment(tmp_path))
     run("list", "-s", folder, "--locked", env=environment(tmp_path))
     assert state(tmp_path) == before
+
+
+def test_hints(folder: Path) -> None:
+    (folder / ".sessions").mkdir()
+    document(folder / ".sessions", "inside")
+    assert f"--store {folder / '.sessions'})" in run("list", "-s", folder).stderr
+    document(folder, "s01")
+    document(folder, "s02")
+    for command in (["list"], ["gc", "--older-than", "1h", "-n"]):
+        assert "begin so: 's0*'" in run(*command, "s0", "-s", folder).stderr
+        assert "begin so" not in run(*command, "x*", "-s", folder).stderr
+    assert "begin so" not in run("list", "s01", "-s", folder).stderr
+    assert run("list", "--limit", "1", "-s", folder).stderr.splitlines()[-1] == "1 of 2 sessions"
+
+
+def test_long_keys_are_cut_where_they_are_alike(folder: Path) -> None:
+    for name in ("first", "second"):
+        log(folder, f"default:production:file-agent-of-a-long-name:and-a-session-{name}", entry("a", None))
+    with Terminal("list", "-s", folder, size=(80, 24)) as screen:
+        screen.wait()
+    for name in ("first", "second"):
+        assert re.search(rf"^default:\S*…\S*-{name} ", screen.plain, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [["list"], ["tail"], ["show", "s1", "s2"]], ids=lambda command: command[0])
+def test_json_is_indented_as_a_whole(folder: Path, command: list[str]) -> None:
+    document(folder, "s1", messages=[message("user", "a\n  b")], provider="x\n[")
+    document(folder, "s2", messages=[message("user", "c")])
+    text = run(*command, "-o", "json", "-s", folder).stdout
+    assert text == json.dumps(json.loads(text), indent=2) + "\n"
