@@ -12,7 +12,7 @@ from tests.servers import Server
 from tests.trust.crash import SCENES, Place, Scene, run_scene
 from tests.trust.inject import APPLIES, Runner
 
-FAULTS = dict.fromkeys(APPLIES, 29) | {"kill": 6, "torn": 3, "short": 3}
+FAULTS = dict.fromkeys(APPLIES, 43) | {"kill": 9, "torn": 5, "short": 5}
 """Every n-th call of each scene meets the fault."""
 if os.environ.get("SESSIONCTL_TRUST") == "full":
     FAULTS = dict.fromkeys(FAULTS, 1)
