@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from operator import eq
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -221,7 +219,8 @@ def _fast_step(message: _LogMessage) -> tuple[Step, memoryview | None]:
                     text = memoryview(block.text)
     if not others and not results:
         raise NotPlain
-    return Step(role, tuple(calls), tuple(results), bool(results) and not others), text
+    # The role of the plain step: one text for all messages instead of one each.
+    return Step(PLAIN[role].role, tuple(calls), tuple(results), bool(results) and not others), text
 
 
 def _starts_made_up(content: msgspec.Raw | msgspec.UnsetType) -> bool:
@@ -306,10 +305,14 @@ def plain_log(chunks: Iterable[bytes], *, brief: bool = False) -> Outline:
     return Outline("log", steps=tuple(steps), title=title, unread=len(names) if brief else 0)
 
 
-def _repeats(values: Iterable[int]) -> bool:
-    """Whether a value occurs twice; takes less memory than a set."""
-    ordered = sorted(values)
-    return any(map(eq, ordered, islice(ordered, 1, None)))
+def _repeats(values: Sequence[int]) -> bool:
+    """Whether a value occurs twice; a part of them at a time, since a set of all would take most of the memory."""
+    parts = 1 + len(values) // 50_000
+    for part in range(parts):
+        some = [value for value in values if value % parts == part] if parts > 1 else values
+        if len(set(some)) < len(some):
+            return True
+    return False
 
 
 class LogReader:
