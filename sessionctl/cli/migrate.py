@@ -29,6 +29,7 @@ app = typer.Typer(add_completion=False)
 FORMATS = ("table", "json", "jsonl")
 COPIES = "How to copy"
 MOST_NOTES = 10
+MOST_NAMED = 5
 
 
 @app.command(
@@ -129,7 +130,10 @@ def migrate(
         with progress("looking", None, quiet=quiet) as tick:
             chosen = ops.choose(origin, chosen_by, now, found.refs if ids else None, tick)
         ops.check_kinds(goal, chosen.refs)
-        report = _Report(out, origin, goal, chosen, started, found.missing, dry_run=dry_run)
+        lost = () if ids else ops.lost_mains(origin, filters.kinds)
+        report = _Report(
+            out, origin, goal, chosen, started, found.missing, dry_run=dry_run, lost=lost, ttl_asked=ttl != "keep"
+        )
         if not dry_run and not yes and not out.can_ask and (mode == "overwrite" or delete_source):
             raise NeedsConfirmation(
                 f"this would {_deed(mode, delete_source)}; it needs --yes when there is no terminal",
@@ -154,7 +158,10 @@ def _deed(mode: str, delete_source: bool) -> str:
 
 
 class _Report:
-    """One run: what was chosen (``missing`` are ids that name nothing), what came of it, and how it is told."""
+    """One run: what was chosen (``missing`` are ids that name nothing), what came of it, and how it is told.
+
+    ``lost`` are the keys of which the source holds but a temporary file; ``ttl_asked``: ``--ttl`` was given.
+    """
 
     def __init__(
         self,
@@ -166,6 +173,8 @@ class _Report:
         missing: Sequence[tuple[str, SessionctlError]],
         *,
         dry_run: bool,
+        lost: Sequence[str] = (),
+        ttl_asked: bool = False,
     ) -> None:
         self.out = out
         self.source = source
@@ -174,6 +183,8 @@ class _Report:
         self.started = started
         self.missing = missing
         self.dry_run = dry_run
+        self.lost = lost
+        self.ttl_asked = ttl_asked
         self.outcome = ops.Outcome()
 
     def exit_code(self) -> int:
@@ -241,9 +252,17 @@ class _Report:
             out.note(f"{plural(len(outcome.lost_age), 'log')} could not be given the age they had: the target's limit")
         if outcome.copied and not self.dry_run:
             waiting = codec.approvals(self.source.checkpoints()) if "log" in self.source.kinds else {}
-            count = sum(copy.ref.kind == "log" and copy.ref.key in waiting for copy in outcome.copied)
-            if count:
-                out.note(f"{plural(count, 'copied session')} had an open checkpoint, which is not copied")
+            paused = [copy.ref.key for copy in outcome.copied if copy.ref.kind == "log" and copy.ref.key in waiting]
+            if paused:
+                them = "it" if len(paused) == 1 else "them"
+                out.note(
+                    f"{plural(len(paused), 'copied session')} had an open checkpoint, which is not copied: "
+                    f"{_few(paused)}; at the target nothing protects {them} as awaiting approval"
+                )
+        if self.ttl_asked and outcome.identical:
+            out.note(f"--ttl was not applied to {plural(len(outcome.identical), 'session')}, there already")
+        for key in self.lost:
+            out.note(f"{key} is at the source only as a temporary file, not copied (sessionctl repair recovers it)")
         for name in ops.leftovers(self.target)[:MOST_NOTES]:
             out.note(f"the target holds {name}, which an interrupted write left (sessionctl repair)")
 
@@ -284,6 +303,11 @@ class _Report:
         )
         for line in plain_table(("KEY", "SIZE", "ACTION"), rows, (1,)):
             self.out.print(line)
+
+
+def _few(keys: list[str]) -> str:
+    more = f" and {len(keys) - MOST_NAMED} more" if len(keys) > MOST_NAMED else ""
+    return ", ".join(keys[:MOST_NAMED]) + more
 
 
 def _reasons(skips: list[Skip]) -> list[dict[str, str]]:

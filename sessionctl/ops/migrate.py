@@ -27,7 +27,7 @@ from ..errors import (
     WriteFailed,
 )
 from ..keys import quoted
-from ..model import Record, Ref, Stamp
+from ..model import Kind, Record, Ref, Stamp
 from ..stores.base import Put, Store, Want
 from .gc import Failure, Protection, Skip, protection
 from .select import Context, Filter, Summary, summarise, survey
@@ -215,6 +215,14 @@ def check_kinds(target: Store, refs: Iterable[Ref]) -> None:
 def leftovers(target: Store) -> list[str]:
     """The temporary files at the target, which interrupted writes left behind."""
     return sorted(stray.name for stray in target.strays() if stray.stamp is not None) if target.exists() else []
+
+
+def lost_mains(source: Store, kinds: Iterable[Kind]) -> list[str]:
+    """The keys of sessions of which only a temporary file is left at the source."""
+    if not source.exists():
+        return []
+    refs = {stray.ref for stray in source.strays() if stray.ref is not None and stray.code and stray.ref.kind in kinds}
+    return sorted(ref.key for ref in refs if source.stamp(ref) is None)
 
 
 # --- acting -----------------------------------------------------------------------------------------------------------
@@ -614,6 +622,7 @@ __all__ = [
     "clashes",
     "compare",
     "leftovers",
+    "lost_mains",
     "migrate",
     "relation",
     "settle",

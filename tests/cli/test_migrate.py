@@ -204,6 +204,32 @@ def test_temporary_files_of_a_killed_run_are_named(tmp_path: Path) -> None:
 def test_an_open_checkpoint_is_said(tmp_path: Path) -> None:
     done = run("migrate", LOGS, tmp_path / "t")
     assert done.returncode == 0 and "1 copied session had an open checkpoint" in done.stderr
+    (paused,) = (path.stem for path in LOGS.glob("*awaiting*.jsonl"))
+    assert f"not copied: {paused}; at the target nothing protects it as awaiting approval" in done.stderr
+
+
+def test_a_session_that_is_but_a_temporary_file_is_told(tmp_path: Path) -> None:
+    source = make(tmp_path / "s", "a", "b")
+    (source / "a.json").rename(source / "a.json.tmp.1750000000000")
+    (source / "b.json.tmp.1750000000000").write_bytes(b"{")
+    for more in ((), ("--dry-run",), ("--kind", "document")):
+        done = run("migrate", source, tmp_path / "t", *more)
+        said = "a is at the source only as a temporary file, not copied (sessionctl repair recovers it)\n"
+        assert done.stderr.count("only as a temporary file") == 1 and said in done.stderr
+    assert "temporary" not in run("migrate", source, tmp_path / "t", "--kind", "log").stderr
+
+
+def test_a_ttl_that_is_not_applied_is_told(tmp_path: Path, redis: Server) -> None:
+    source = make(tmp_path / "s", "a")
+    said = "--ttl was not applied to 1 session, there already"
+    assert said not in run("migrate", source, redis.url(), "--ttl", "1h").stderr
+    assert said in run("migrate", source, redis.url(), "--ttl", "5h").stderr
+    assert said not in run("migrate", source, redis.url()).stderr
+
+
+def test_a_new_folder_wants_a_slash(tmp_path: Path) -> None:
+    done = run("migrate", make(tmp_path / "s", "a"), "newdir")
+    assert done.returncode == 2 and "for a new folder write ./newdir" in done.stderr
 
 
 def test_no_secret_of_a_url_is_shown(redis: Server, tmp_path: Path) -> None:
