@@ -10,7 +10,8 @@
     [options.gc]
     older-than = "30d"
 
-``${VAR}`` is replaced where a store is used, so that a missing variable spoils only the store that needs it.
+``${VAR}`` is replaced where a store is used, so that a missing variable spoils only the store that needs it. A relative
+folder is one beside this file, wherever the command is started; ``~`` is the home folder.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class StoreConfig:
 
     @property
     def url(self) -> str:
-        return expand(self.written_url, self.place)
+        return resolve(self.written_url, self.place)
 
     @property
     def archive(self) -> str | None:
-        return None if self.written_archive is None else expand(self.written_archive, self.place)
+        return None if self.written_archive is None else resolve(self.written_archive, self.place)
 
     @property
     def shown(self) -> str:
@@ -150,8 +151,23 @@ def parse(data: bytes, path: str) -> Config:
         for name in _typed(config, table, "options", "table") or {}
     }
     if default is not None:
-        default = expand(default, config.place("default"))
+        default = _default(config, default, (*stores, "file", "redis"))
     return Config(default, stores, options, path, config.lines)
+
+
+def _default(config: Config, written: str, names: tuple[str, ...]) -> str:
+    place = config.place("default")
+    default = resolve(written, place)
+    if default and default not in names and _is_name(default):
+        from difflib import get_close_matches
+
+        near = get_close_matches(default, names, 1)
+        raise ConfigError(
+            f"{place}: the default is no store of this file: {quoted(default)}"
+            + (f"; did you mean {near[0]}?" if near else ""),
+            hint="name one of [stores], or write a folder with a slash",
+        )
+    return default
 
 
 def _store(config: Config, name: str, table: dict[str, Any]) -> StoreConfig:
@@ -162,7 +178,7 @@ def _store(config: Config, name: str, table: dict[str, Any]) -> StoreConfig:
     url = _typed(config, table, "url", "text", *at)
     if not url:
         raise ConfigError(f"{config.place(*at)}: [stores.{name}] has no url")
-    if "://" not in url and "/" not in url and ":" not in url:
+    if _is_name(url):
         raise ConfigError(
             f"{config.place(*at, 'url')}: the url of a store is a folder or URL, not another name: {quoted(url)}",
             hint="write a folder with a slash, such as /var/lib/sessions",
@@ -226,6 +242,23 @@ def expand(text: str, place: Place | None = None) -> str:
         return os.environ[name]
 
     return _VARIABLE.sub(value, text)
+
+
+def _is_name(text: str) -> bool:
+    """Whether a store is named by its name alone, not by a folder or URL."""
+    return "/" not in text and ":" not in text and not text.startswith(("~", "."))
+
+
+def resolve(text: str, place: Place | None) -> str:
+    """A store as it is written in the file: ``${VAR}`` replaced, a relative folder taken as one beside the file."""
+    text = expand(text, place)
+    match = re.match(r"sqlite:///|(?:file|documents|logs):(?!//)|(?!.*:)", text)
+    if place is None or match is None or _is_name(text):
+        return text
+    path = os.path.expanduser(text[match.end() :])
+    if not path or path.startswith(":") or os.path.isabs(path):
+        return match[0] + path
+    return match[0] + os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(place.file)), path))
 
 
 def hide_secrets(url: str) -> str:

@@ -52,6 +52,8 @@ def test_a_missing_variable_spoils_only_the_store_that_needs_it(monkeypatch: pyt
     ("text", "message", "hint"),
     [
         ('defualt = "x"', "c.toml:1: no such key: 'defualt'; did you mean default?", "default, stores, options"),
+        ('default = "x"', "c.toml:1: the default is no store of this file: 'x'", "[stores]"),
+        ('default = "prd"\n[stores.prod]\nurl = "/x"', "did you mean prod?", "[stores]"),
         ("default = 3", "c.toml:1: default must be text, not a number", None),
         ("\n\ndefault = [", "c.toml:3: not TOML", None),
         ("a = 1\na = 2", "c.toml:2: not TOML", None),
@@ -83,6 +85,42 @@ def test_a_mistake_is_named_with_file_and_line(text: str, message: str, hint: st
 def test_other_bytes_than_text_are_named() -> None:
     with pytest.raises(ConfigError, match=r"c\.toml:2: not UTF-8"):
         config.parse(b"# a\n\xff", "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("./x", "/etc/ctl/x"),
+        ("../x/y", "/etc/x/y"),
+        ("x/y", "/etc/ctl/x/y"),
+        ("logs:x", "/etc/ctl/x"),
+        ("file:./x:y", "/etc/ctl/x:y"),
+        ("sqlite:///x.db", "/etc/ctl/x.db"),
+        ("~/x", "/home/me/x"),
+        ("documents:~/x", "/home/me/x"),
+        ("/x", "/x"),
+        ("sqlite:////x.db", "/x.db"),
+        ("redis://h/0", "redis://h/0"),
+        ("file:///x", "file:///x"),
+    ],
+)
+def test_relative_folders_are_beside_the_file(monkeypatch: pytest.MonkeyPatch, written: str, meant: str) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = f'default = "{written}"\n[stores.a]\nurl = "{written}"\narchive = "{written}"'
+    read = config.parse(text.encode(), "/etc/ctl/config.toml")
+    assert read.default == read.stores["a"].url == read.stores["a"].archive
+    assert read.default is not None and read.default.endswith(meant)
+    assert read.default.removesuffix(meant) in ("", "logs:", "file:", "documents:", "sqlite:///")
+
+
+def test_an_archive_of_the_configuration_lies_beside_it(tmp_path: Path, store: Path) -> None:
+    env = configured(tmp_path, f'[stores.mine]\nurl = "{store}"\narchive = "./kept"\n[options.gc]\nolder-than = "1s"\n')
+    assert run("gc", "-s", "mine", "-y", env=env).returncode == 0
+    assert len(list((tmp_path / "kept").iterdir())) == 15
+    shutil.copy(DOCUMENTS / "legacy-0001.json", store)
+    env = configured(tmp_path, '[options.delete]\narchive = "./other"\n')
+    assert run("delete", "legacy-0001", "-y", "-s", store, env=env).returncode == 0
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["legacy-0001.json"]
 
 
 def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any, get_args
 
-from ..config import check_keys, check_type, expand, load
+from ..config import check_keys, check_type, expand, load, resolve
+
+STORES = ("store", "archive", "backup")
+"""The options whose value is a store."""
 
 
 def defaults_of(name: str, command: Any, commands: tuple[str, ...]) -> dict[str, Any]:
@@ -26,7 +29,8 @@ def defaults_of(name: str, command: Any, commands: tuple[str, ...]) -> dict[str,
         hint = command.callback.__annotations__[parameter.name]
         check_type(config, value, wanted_type(hint), "options", name, option)
         if isinstance(value, str):
-            value = expand(value, config.place("options", name, option))
+            place = config.place("options", name, option)
+            value = resolve(value, place) if option in STORES else expand(value, place)
         found[parameter.name] = value
     return found
 
