@@ -83,7 +83,7 @@ def test_threads_take_turns() -> None:
 def test_another_process_is_excluded_and_named(tmp_path: Path) -> None:
     other = holder(tmp_path)
     try:
-        with pytest.raises(SessionLocked, match=f"it is locked by {socket.gethostname()}:{other.pid}, for 0 s"):
+        with pytest.raises(SessionLocked, match=f"it is locked by {socket.gethostname()}:{other.pid}, for 0 s$"):
             FileLease(tmp_path, "n", "it", 0)
         found = held_names(tmp_path)
         assert set(found) == {"n"}

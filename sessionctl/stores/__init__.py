@@ -62,10 +62,12 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return _open("redis", "redis:")
     from difflib import get_close_matches
 
+    new = f"./{text}" if re.fullmatch(r"[\w.-]+", text) else "./NAME"
     near = get_close_matches(text, (*load().stores, "file", "redis"), 1)
     raise UnknownStore(
         f"no store is called {quoted(text)}" + (f"; did you mean {near[0]}?" if near else ""),
-        hint="name a folder, a URL such as redis://localhost/0, or a store of the configuration (sessionctl stores)",
+        hint=f"for a new folder write {new}; else name a folder, a URL such as redis://localhost/0, or a store of the "
+        "configuration (sessionctl stores)",
     )
 
 
