@@ -67,6 +67,7 @@ class Stray(NamedTuple):
     """Something in a store that is not a session: a temporary file, a link, a sub-folder, a key of another type.
 
     ``ref`` is the session it belongs to where that can be told; ``code`` is a finding code or ``""`` for a mere note.
+    ``is_removed`` marks a session whose removal was cut short.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Stray(NamedTuple):
     ref: Ref | None = None
     code: str = ""
     stamp: Stamp | None = None
+    is_removed: bool = False
 
 
 class Damage(NamedTuple):

@@ -208,7 +208,7 @@ def plan_gc(
             unreadable.append(found)
         elif found is not None:
             candidates.append(found)
-    for left in left_behind(store, context) if rules.by_age_only else ():
+    for left in left_behind(store, context, removed=True) if rules.by_age_only else ():
         judged = _judged(summarise(store, left, context), context, rules, filter_, guard)
         if isinstance(judged, _Candidate) and judged.action.reason:
             candidates.append(judged._replace(action=judged.action._replace(is_left=True)))
@@ -359,13 +359,21 @@ def action_for(summary: Summary, why: str, context: Context) -> Action:
     return Action(summary.ref, summary.stamp, why, summary.messages, summary.last_activity_at, strays)
 
 
-def left_behind(store: Store, context: Context, refs: Iterable[Ref] | None = None) -> Iterator[Record]:
-    """The sessions of which only a temporary file is left, as the newest of each shows them."""
+def left_behind(
+    store: Store, context: Context, refs: Iterable[Ref] | None = None, *, removed: bool = False
+) -> Iterator[Record]:
+    """The sessions of which only a temporary file is left, as the newest of each shows them.
+
+    With ``removed`` only those that a removal was about to remove when it was killed: what a dying writer left may be
+    the only copy of a session, and is for ``repair`` to recover, never for a rule to remove.
+    """
     wanted = context.strays if refs is None else [ref for ref in refs if ref in context.strays]
     for ref in wanted:
         strays = context.strays[ref]
         strays.sort(key=lambda stray: stray.stamp.changed_at or 0 if stray.stamp else 0, reverse=True)
         newest = strays[0]
+        if removed and not newest.is_removed:
+            continue
         if newest.stamp is not None and store.stamp(ref) is None:
             try:
                 yield Record(ref, newest.stamp, store.read_stray(newest))

@@ -82,12 +82,16 @@ def chunks_at(folder: int, name: str, start: int = 0) -> Iterator[bytes]:
         os.close(descriptor)
 
 
-def temporary_name(name: str) -> str:
+REMOVED: Final = "removed-"
+"""How the last part of a temporary file's name begins where the file is a session that was being removed."""
+
+
+def temporary_name(name: str, mark: str = "") -> str:
     """A name in the writers' own form for temporary files, so that every reader knows it for one.
 
     A name too long for that is replaced by its hash, behind a dot.
     """
-    suffix = f".tmp.{time.time_ns() // 1_000_000}.{secrets.token_hex(4)}"
+    suffix = f".tmp.{time.time_ns() // 1_000_000}.{mark}{secrets.token_hex(4)}"
     if len(os.fsencode(name + suffix)) > NAME_LIMIT:
         name = "." + hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
     return name + suffix
@@ -232,7 +236,7 @@ def remove_at(folder: int, name: str, expect: Stamp) -> None:
 
     Raises FileNotFoundError, SessionChanged (it is back in its place then), WriteFailed.
     """
-    aside = temporary_name(name)
+    aside = temporary_name(name, REMOVED)
     found = stamp_at(folder, name)
     if found is None:
         raise FileNotFoundError(name)

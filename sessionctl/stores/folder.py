@@ -32,6 +32,7 @@ from ..model import KINDS, Kind, Record, Ref, Stamp, Stray
 from .base import BIG, LINK, TAIL, Any_, Store, Want
 from .files import (
     READ,
+    REMOVED,
     append_at,
     backdate_at,
     chunks_at,
@@ -55,7 +56,8 @@ SHARED_FROM = 2000
 """Files in a folder from which on several processes read it faster than one."""
 READ_AHEAD = 64 << 10
 """Bytes of a file that are read as fast as its end alone, since the system fetches as many anyway."""
-_HASHED_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp\.\d+\.[0-9a-f]{8}\Z")
+_LEFT = "is a temporary file that its writer left"
+_HASHED_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp\.\d+\.(removed-)?[0-9a-f]{8}\Z")
 
 
 class FolderStore(Store):
@@ -182,8 +184,10 @@ class FolderStore(Store):
                     kind: Kind = "document" if match["suffix"] == ".json" else "log"
                     stamp = _stamp_or_none(folder, name)
                     if kind in self.kinds and stamp is not None:
-                        note = "is a temporary file that its writer left"
-                        yield Stray(name, note, Ref(match["name"], kind), "stray-temporary-file", stamp)
+                        removed = name.rpartition(".")[2].startswith(REMOVED)
+                        note = "is a session whose removal was cut short" if removed else _LEFT
+                        ref = Ref(match["name"], kind)
+                        yield Stray(name, note, ref, "stray-temporary-file", stamp, removed)
                 elif _HASHED_TEMPORARY.match(name):
                     yield Stray(name, "is a temporary file that sessionctl left", stamp=_stamp_or_none(folder, name))
                 elif entry.is_dir(follow_symlinks=False) and name[0] != ".":
