@@ -60,7 +60,11 @@ def list_sessions(
     ] = False,
     no_pager: NoPager = False,
 ) -> None:
-    """List sessions, the newest first, with their status and what is wrong with them."""
+    """List sessions, the newest first, with their status and what is wrong with them.
+
+    ok; draft: the last message waits for an answer; interrupted: a tool call has no result; awaiting-approval: a person
+    has to allow that call; broken: a model API would refuse it; damaged: not all of it can be read; empty: no messages.
+    """
     out = common.out()
     now = now_ms()
     chosen = filters.build(now, tuple(patterns or ()), older_than)

@@ -99,6 +99,8 @@ def repair_sessions(
 ) -> None:
     """Find what a model API or the agent itself would refuse, and mend it with --fix.
 
+    An error is what a model API or the agent refuses, a warning what may be amiss, an info what is only worth knowing.
+
     Without ids the whole store is checked. Nothing is written without --fix, and nothing without a verified backup.
     """
     out = common.out()
@@ -175,14 +177,24 @@ class _Tally:
     def tell(self, reports: Iterator[Report], bar: Bar) -> None:
         counted = map(self._count, reports)
         if self.out.format == "table":
-            for report in counted:
-                if report.outcomes or report.error or report.skipped:
-                    with bar.hidden():
-                        self._print(report)
+            for report in self._in_order(r for r in counted if r.outcomes or r.error or r.skipped):
+                with bar.hidden():
+                    self._print(report)
         elif self.out.format == "ids":
-            self.out.rows(({"key": r.ref.key} for r in counted if r.outcomes), ("key",))
+            self.out.rows(({"key": r.ref.key} for r in self._in_order(r for r in counted if r.outcomes)), ("key",))
         else:
             self.out.rows(map(as_object, counted), ())
+
+    def _in_order(self, reports: Iterator[Report]) -> Iterator[Report]:
+        """By key where nothing is changed; else as they come, since they tell what is done and may hold payloads."""
+        if self.mending:
+            yield from reports
+            return
+        found: list[Report] = []
+        try:
+            found.extend(reports)
+        finally:  # also what was found before an interruption
+            yield from sorted(found, key=lambda report: report.ref)
 
     def _count(self, report: Report) -> Report:
         self.checked += 1

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from servers import Server
-from terminal import DOCUMENTS, LOGS, Terminal, environment, run
+from terminal import DOCUMENTS, LOGS, ROOT, Terminal, environment, run
 
 from sessionctl.cli import COMMANDS
 from sessionctl.cli.manual import commands, examples, page
 from sessionctl.cli.output import FORMATS
+from sessionctl.history import SEVERITY
+from sessionctl.model import STATUSES
 
 EXAMPLES = [(name, example) for name, command in commands().items() for example in examples(command)]
 
@@ -138,3 +140,18 @@ def test_the_man_page_says_it_all() -> None:
         )
         assert done.stderr == ""
         assert "SESSIONCTL(1)" in done.stdout
+
+
+def test_the_readme_explains_every_status_and_finding() -> None:
+    found = (ROOT / "README.md").read_text(encoding="utf-8").split("## What it finds\n")[1].split("\n## ")[0]
+    assert tuple(re.findall(r"^\| `([a-z-]+)` \|", found, re.MULTILINE)) == STATUSES
+    named: dict[str, str] = {}
+    severity = ""
+    for row in found.split("| severity |")[1].splitlines()[2:]:
+        if row.startswith("|"):
+            first, _, codes = row.strip("|").split("|")
+            severity = first.split(":")[0].strip() or severity
+            named |= dict.fromkeys(re.findall(r"`([a-z][a-z0-9-]*)`", codes), severity)
+    assert named == SEVERITY
+    for status in STATUSES:
+        assert status in commands()["list"].help

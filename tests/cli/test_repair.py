@@ -644,3 +644,11 @@ def test_results_survive_a_second_kind_of_writer(folder: Path, env: dict[str, st
     assert b"[sessionctl]" not in path.read_bytes()
     assert b"42 files" in path.read_bytes()
     assert refused(path.read_bytes(), "log") == []
+
+
+def test_what_is_only_reported_comes_in_the_order_of_keys(tmp_path: Path) -> None:
+    for number in (7, 3, 9, 1, 5):
+        (tmp_path / f"s{number}.json").write_text("{")
+    done = run("repair", "-o", "ids", "-s", tmp_path)
+    assert done.stdout.split() == ["s1", "s3", "s5", "s7", "s9"]
+    assert re.findall(r"^s\d", run("repair", "-s", tmp_path).stdout, re.MULTILINE) == done.stdout.split()
