@@ -62,8 +62,9 @@ def list_sessions(
 ) -> None:
     """List sessions, the newest first, with their status and what is wrong with them.
 
-    ok; draft: the last message waits for an answer; interrupted: a tool call has no result; awaiting-approval: a person
-    has to allow that call; broken: a model API would refuse it; damaged: not all of it can be read; empty: no messages.
+    draft: the user wrote last; interrupted: a tool call has no result;
+    awaiting-approval: a person has to allow it; broken: a model API would
+    refuse it; damaged: not all can be read; empty: no messages; else ok.
     """
     out = common.out()
     now = now_ms()
