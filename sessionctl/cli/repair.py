@@ -210,7 +210,9 @@ class _Tally:
         return report
 
     def _print(self, report: Report) -> None:
-        self._line(safe_line(report.ref.key), "bold", f"  {report.status}", STATUS_STYLES[report.status], hang=2)
+        would = f" → {report.becomes}" if report.becomes not in (None, report.status) else ""
+        status = f"  {report.status}{would}"
+        self._line(safe_line(report.ref.key), "bold", status, STATUS_STYLES[report.status], hang=2)
         for outcome, mark, more in self._folded(report):
             found = outcome.finding
             said = f"{found.code}  {found.where}: {found.message}"
@@ -225,8 +227,6 @@ class _Tally:
             for line in diff_lines(report.before, report.after):
                 style = _DIFF_STYLES.get(line[:1], "dim")
                 self._line(f"    {line[:1]}", style, self._cut(line[1:]), style)
-        if report.backup:
-            self._line("  ", "", safe_line(f"backup in {report.backup}"), "dim")
         if report.skipped or report.error:
             said = f"left alone: {report.skipped}" if report.skipped else f"failed: {report.error}"
             self._line("  ", "", safe_line(said), "yellow")
@@ -290,7 +290,9 @@ class _Tally:
             if count:
                 parts.append(f"{count:,} {word}")
         self.out.note(("interrupted: " if interrupted else "") + ", ".join(parts))
-        if keep is not None and keep.place is not None:
+        if keep is not None and keep.place is not None and not keep.sessions:
+            self.out.note(f"copies of the removed temporary files are in {keep.place}")
+        elif keep is not None and keep.place is not None:
             self.out.note(f"untouched copies are in {keep.place}; this puts them back:")
             places = f"{shlex.quote(keep.place)} {shlex.quote(hide_secrets(store))}"
             self.out.note(f"  sessionctl migrate {places} --on-conflict overwrite")
@@ -313,6 +315,7 @@ NEXT_STEP = {
     "empty-text": "where an API refuses it, take it out by hand",
     "missing-content": "where an API refuses it, add an empty text by hand",
     "draft": "--fix --drop-drafts removes it",
+    "torn-tail": _BACK,
     "invalid-json": _BACK,
     "not-a-session": _BACK,
     "empty-file": _BACK,

@@ -348,7 +348,9 @@ def _truncate(plan: _Plan) -> _Change | None:
             break
     if end == len(steps):
         return None
-    return _cut(plan, end, "unresolved-tool-call", f"took out the unfinished turn ({len(steps) - end} messages)")
+    count = len(steps) - end
+    said = f"took out the unfinished turn ({count} message{'s' if count > 1 else ''})"
+    return _cut(plan, end, "unresolved-tool-call", said)
 
 
 def _cut(plan: _Plan, end: int, code: str, said: str) -> _Change | None:

@@ -53,7 +53,7 @@ _UNENDED = "\\ no newline at the end"
 class Report:
     """What was found in one session and what was done.
 
-    ``status`` is that after the repair (a dry run: as it is). ``outcomes`` pairs each finding with what became of it (a
+    ``status`` is that after the repair (a dry run: as it is, and ``becomes`` what it would be). ``outcomes`` pairs each finding with what became of it (a
     dry run: would). ``backup`` names the store that holds the untouched payload, where one was made. ``skipped`` says
     why the session was left alone, ``error`` what failed; ``exit_code`` stands for either. A dry run that would mend
     something sets ``before`` and ``after``; they are the same where only temporary files would go.
@@ -69,6 +69,7 @@ class Report:
     exit_code: int = 0
     before: bytes | None = None
     after: bytes | None = None
+    becomes: Status | None = None
 
     @property
     def left(self) -> bool:
@@ -80,12 +81,13 @@ class Report:
 class Backup:
     """Where untouched payloads go: a store, by default a dated folder (mode 0700) that the first of them makes.
 
-    ``place`` names it once something is in it.
+    ``place`` names it once something is in it; ``sessions`` counts those in it, not the temporary files.
     """
 
     def __init__(self, store: Store | None = None, *, now: int, root: Path | None = None) -> None:
         self._store, self._now, self._root = store, now, root
         self.place: str | None = None
+        self.sessions = 0
 
     def keep(self, record: Record) -> str:
         """Put a payload there and read it back; returns the place. Raises SessionctlError: then nothing may change."""
@@ -96,6 +98,7 @@ class Backup:
         except SessionctlError as error:
             raise WriteFailed(f"no backup, so nothing was changed: {error}") from error
         self.place = self._store.url
+        self.sessions += 1
         return self.place
 
     def keep_stray(self, store: Store, stray: Stray) -> str:
@@ -310,7 +313,8 @@ class _Hands:
         elif plan.after is None:
             return done
         if self.backup is None:
-            return replace(done, status=report.status, before=stored.payload if stored else b"", after=payload)
+            before = stored.payload if stored else b""
+            return replace(done, status=report.status, becomes=plan.status, before=before, after=payload)
         if stored is not None:
             done = replace(done, backup=self.backup.keep(stored))
         still_held()

@@ -21,7 +21,7 @@ from sessionctl.ops.repair import Backup, repair
 from sessionctl.stores.folder import FolderStore
 from tests.apis import refused
 from tests.servers import Server
-from tests.stored import DAY, SECOND, call, document, entry, log, message, names, now_ms, result, set_age, state
+from tests.stored import DAY, HOUR, SECOND, call, document, entry, log, message, names, now_ms, result, set_age, state
 from tests.terminal import COMMAND, FIXTURES, Terminal, environment, run
 
 ASK = entry("e1", None, "user", "check")
@@ -97,7 +97,6 @@ def test_fixed_and_put_back(folder: Path, home: Path, env: dict[str, str]) -> No
         "  → put right: torn-tail",
         "  → took out 15 bytes that belong to no message",
         "  → added a result for the call t1",
-        f"  backup in {kept}",
     ]
     assert err == [
         "2 sessions checked, 1 with findings, 2 findings fixed",
@@ -151,7 +150,7 @@ def test_a_diff(folder: Path, home: Path, env: dict[str, str]) -> None:
     for arguments in (("-n",), ("--fix", "--dry-run")):
         out, err = done(*arguments, "-s", folder, env=env, code=5)
         assert err == ["1 session checked, 1 with findings, 1 finding would be fixed"]
-        assert out[0] == "doc  interrupted"
+        assert out[0] == "doc  interrupted → ok"
         assert out[1].endswith("[would be fixed]")
         assert out[2:4] == ["  → added a result for the call c1", "    @@ -18,4 +18,11 @@"]
         added = [line.removeprefix("    +") for line in out if line.startswith("    +")]
@@ -249,9 +248,30 @@ def test_every_code_has_its_fix_or_its_next_step() -> None:
     from sessionctl.cli.repair import NEXT_STEP
     from sessionctl.history import SEVERITY
 
-    always_mended = {"unresolved-tool-call", "orphan-tool-result", "late-tool-result", "torn-tail", "glued-line"}
+    always_mended = {"unresolved-tool-call", "orphan-tool-result", "late-tool-result", "glued-line"}
     always_mended |= {"missing-final-newline", "blank-or-crlf-line", "parent-cycle", "duplicate-entry", "stale-lock"}
     assert set(SEVERITY) - always_mended - {"consecutive-user-messages"} == set(NEXT_STEP)
+
+
+def test_a_log_without_a_whole_entry_has_its_next_step(folder: Path, env: dict[str, str]) -> None:
+    log(folder, "brk", b'{"')
+    for more in ((), ("--fix",)):
+        out, _ = done(*more, "-s", folder, env=env, code=5)
+        assert out[1].endswith("[restore it from a backup, or remove it with sessionctl delete]")
+
+
+def test_a_removed_temporary_file_is_told_with_its_copy(folder: Path, home: Path, env: dict[str, str]) -> None:
+    document(folder, "s1")
+    torn = folder / "s1.json.tmp.1750000000000"
+    torn.write_bytes(b"{")
+    set_age(torn, 2 * HOUR)
+    out, _ = done("-n", "-s", folder, env=env)
+    assert out[2:] == [f"  → removed the torn temporary file {torn.name}; a copy goes into the backup"]
+    out, err = done("--fix", "-s", folder, env=env)
+    [kept] = backups(home)
+    assert out[2:] == [f"  → removed the torn temporary file {torn.name}; a copy is in {kept}"]
+    assert err[1:] == [f"copies of the removed temporary files are in {kept}"]
+    assert (kept / torn.name).read_bytes() == b"{" and not torn.exists()
 
 
 def test_many_alike_are_folded(folder: Path, env: dict[str, str]) -> None:
