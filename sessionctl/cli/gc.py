@@ -157,8 +157,10 @@ def gc(
             _check_most(plan, most, max_delete)
             report = run.begin(plan)
             if safety.dry_run or common.verbose:
+                going = {stray.name for action in plan.actions for stray in action.strays}
                 for stray in store.strays():
-                    out.note(f"left alone: {stray.name} {stray.note}")
+                    if stray.name not in going:
+                        out.note(f"left alone: {stray.name} {stray.note}")
             if not plan.actions and not plan.skipped and (hint := pattern_hint(patterns or ())):
                 out.note(hint)
             surplus = {a.ref for a in plan.actions if rules.keep_last is not None}

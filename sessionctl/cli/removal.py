@@ -271,7 +271,10 @@ def failures(failed: Iterable[ops.Failure], missing: Iterable[tuple[str, Session
 def tell_missing(out: Output, missing: list[tuple[str, SessionctlError]]) -> None:
     """Say which ids of standard input name nothing."""
     for text, error in missing:
-        out.note(f"{quoted(text)}: {error}")
+        said = str(error)
+        out.note(said if quoted(text) in said else f"{quoted(text)}: {said}")
+    if any("  " in text.strip() for text, _ in missing):
+        out.note("these look like lines of a table; list -o ids prints one key a line")
 
 
 def cutoff(made_at: int, spans: list[int]) -> str:

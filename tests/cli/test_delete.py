@@ -84,7 +84,7 @@ def test_ids_from_standard_input(folder: Path) -> None:
     assert found["failed"][0]["error"] == "no such session: 'nope'"
     done = run("delete", "-", "-y", "-s", folder, stdin=b"nope\n\x1b[31m\n")
     assert done.returncode == 8
-    assert "'nope': no such session: 'nope'" in done.stderr
+    assert done.stderr.count("nope") == 1 and "no such session: 'nope'\n" in done.stderr
     assert "\x1b" not in done.stderr
     assert deleted(folder, "-", stdin=b"s2\0s3\0")["keys"] == ["s2", "s3"]
     assert deleted(folder, "-", stdin=b"")["matched"] == 0
@@ -108,6 +108,16 @@ def test_ids_that_look_like_options(folder: Path, name: str) -> None:
     done = run("delete", "-y", "-s", folder, "--", name)
     assert done.returncode == 0, done.stderr
     assert names(folder) == ["other.json"]
+
+
+def test_a_table_on_standard_input_is_told_once_a_line(folder: Path) -> None:
+    document(folder, "s1")
+    document(folder, "s2")
+    table = run("list", "-s", folder).stdout
+    done = run("delete", "-", "-y", "-s", folder, stdin=table.encode())
+    assert (done.returncode, names(folder)) == (8, ["s1.json", "s2.json"])
+    assert all(done.stderr.count(key) == 1 for key in ("s1 ", "s2 ", "KEY "))
+    assert "list -o ids" in done.stderr
 
 
 def test_force_is_offered_only_for_what_it_overrides(folder: Path, tmp_path: Path) -> None:

@@ -300,6 +300,7 @@ def test_temporary_files_are_archived_too(
     (folder / f"{torn}.abc").write_bytes(b"")
     dry = run("gc", *OLD, "-n", "--archive", archive, "-s", folder)
     assert f"the temporary file {torn} would go with old; a copy goes to the archive\n" in dry.stderr
+    assert "left alone" not in dry.stderr
     done = run("delete", "old", "-y", "--archive", archive, "-s", folder)
     assert (done.returncode, names(folder)) == (0, [])
     assert f"the temporary file {torn} went with old; a copy is in the archive\n" in done.stderr

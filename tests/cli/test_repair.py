@@ -199,7 +199,7 @@ def test_ids_compose(folder: Path, env: dict[str, str]) -> None:
     piped = "\n".join([*out, "none-such"]).encode()
     out, err = done("--fix", "-", "-s", folder, env=env, code=8, stdin=piped)
     assert [line for line in out if not line.startswith(" ")] == [f"{key}  ok" for key in piped.decode().split()[:2]]
-    assert err[-1] == "'none-such': no such session: 'none-such'"
+    assert err[-1] == "no such session: 'none-such'"
     assert done("-s", folder, env=env) == ([], ["3 sessions checked, no findings"])
 
 
