@@ -135,10 +135,13 @@ class Conversations:
     A context manager: leaving it writes what ``append`` collected and closes the store.
     """
 
-    def __init__(self, store: Store, *, lock_wait: float = LOCK_WAIT, debounce: float = DEBOUNCE) -> None:
-        if "log" not in store.kinds:
-            raise UnsupportedKind(f"{store.url} holds no logs")
-        self.store = store
+    def __init__(
+        self, store: Store | Conversations, *, lock_wait: float = LOCK_WAIT, debounce: float = DEBOUNCE
+    ) -> None:
+        # create_session_store() makes one of these, as LoopEngine's does.
+        self.store: Store = store.store if isinstance(store, Conversations) else store
+        if "log" not in self.store.kinds:
+            raise UnsupportedKind(f"{self.store.url} holds no logs")
         self.lock_wait = lock_wait
         self._queues: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
         self._buffer = _Buffer(self._drain, debounce)

@@ -17,17 +17,19 @@ LONGEST = 100 * 365 * 86_400_000
 """ms: a hundred years. A longer duration is a slip of the hand."""
 
 
-def parse_duration(text: str, *, zero: bool = False) -> int:
-    """``90s 30m 24h 7d 2w 1h30m`` (and ``500ms``) in ms; raises InvalidDuration, also for zero unless ``zero``.
+def parse_duration(text: str, *, wait: bool = False) -> int:
+    """``90s 30m 24h 7d 2w 1h30m`` in ms; raises InvalidDuration, also for zero.
 
-    Each unit stands once, the larger before the smaller. ``m`` is minutes.
+    Each unit stands once, the larger before the smaller. ``m`` is minutes. A ``wait`` may also be zero or in ``ms``,
+    which no rule may: one that deletes must not be a letter away from minutes.
     """
-    if zero and text == "0":
+    if wait and text == "0":
         return 0
     parts = _PART.findall(text) if text.isascii() and _DURATION.match(text) else []
     units = [_UNITS[unit] for _, unit in parts]
     total = sum(int(number) * _UNITS[unit] for number, unit in parts)
-    if not parts or units != sorted(set(units), reverse=True) or total > LONGEST or (total == 0 and not zero):
+    disordered = units != sorted(set(units), reverse=True)
+    if not parts or disordered or total > LONGEST or not (wait or (total and 1 not in units)):
         raise InvalidDuration(quoted(text))
     return total
 

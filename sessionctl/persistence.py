@@ -369,8 +369,7 @@ def _memory(config: Mapping[str, Any]) -> PersistenceBackend:
 
 def _redis(config: Mapping[str, Any]) -> PersistenceBackend:
     _check_options(config, "url", "ttl")
-    url = config.get("url") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
-    return StoreBackend(open_store(url), ttl=config.get("ttl", REDIS_TTL))
+    return StoreBackend(open_store(config.get("url") or "redis:"), ttl=config.get("ttl", REDIS_TTL))
 
 
 def _sql(config: Mapping[str, Any]) -> PersistenceBackend:

@@ -50,7 +50,7 @@ def delete(
     out = common.out()
     if not ids:
         raise UsageError("name the sessions to delete", hint="sessionctl list shows them; - reads ids from stdin")
-    min_idle = parse_duration(safety.min_idle, zero=True)
+    min_idle = parse_duration(safety.min_idle, wait=True)
     wait = wait_seconds(lock_wait)
     with common.open() as store:
         settings = common.settings(store)

@@ -140,7 +140,7 @@ def gc(
     run = _Run(common, out, dry_run=safety.dry_run or save_plan is not None, metrics=metrics_file)
     safety = replace(safety, dry_run=run.dry_run)
     chosen = filters.build(run.now, tuple(patterns or ()))
-    min_idle = parse_duration(safety.min_idle, zero=True)
+    min_idle = parse_duration(safety.min_idle, wait=True)
     wait = wait_seconds(lock_wait)
     with run.measured(), common.open() as store:
         run.store = store.url

@@ -121,7 +121,7 @@ def migrate(
         raise UsageError("--delete-source removes only what was verified", hint="leave --no-verify out")
     mode = next(mode for mode in ops.MODES if mode == choice("way to treat conflicts", on_conflict, ops.MODES))
     life = None if ttl in ("keep", "none") else parse_duration(ttl)
-    idle, wait = parse_duration(min_idle, zero=True), wait_seconds(lock_wait)
+    idle, wait = parse_duration(min_idle, wait=True), wait_seconds(lock_wait)
     with open_store(source) as origin, open_store(target) as goal:
         guard = Protection(idle, patterns=settings_of(source, origin).protect, force=force, wait_for_locks=True)
         options = ops.Options(mode, verify, delete_source, ttl == "keep", life, wait, guard)

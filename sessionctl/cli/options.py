@@ -245,7 +245,7 @@ class Safety:
 
 def wait_seconds(text: str) -> float:
     """``--lock-wait`` in seconds."""
-    return parse_duration(text, zero=True) / 1000
+    return parse_duration(text, wait=True) / 1000
 
 
 def pattern_hint(patterns: Sequence[str]) -> str | None:

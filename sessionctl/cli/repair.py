@@ -112,7 +112,7 @@ def repair_sessions(
         drop_drafts=drop_drafts,
         force=force,
     )
-    idle, wait = parse_duration(min_idle, zero=True), wait_seconds(lock_wait)
+    idle, wait = parse_duration(min_idle, wait=True), wait_seconds(lock_wait)
     tally = _Tally(out, mending=fix or dry_run)
     name = default_store(common.store)
     with common.open(reading=True) as store:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..durations import iso, parse_duration, parse_moment
-from ..errors import StoreError, StoreNotFound, UsageError
+from ..errors import InvalidDuration, StoreError, StoreNotFound, UsageError
 from ..model import Message, Ref
 from ..ops import cursor as cursors
 from ..ops import keep
@@ -89,7 +89,7 @@ def tail(
         raise UsageError("-o json ends with a bracket and -f never ends", hint="use -o jsonl with -f")
     now = now_ms()
     moment = parse_moment(since, now) if since is not None else None
-    pace = parse_duration(poll) / 1000 if poll is not None else None
+    pace = _pace(poll) if poll is not None else None
     if cursor is not None:
         keep.check_place(cursor, "--cursor")
     with common.open(reading=True) as store:
@@ -117,6 +117,14 @@ def tail(
         finally:
             kept.save(at_once=True)
         printer.end()
+
+
+def _pace(text: str) -> float:
+    """``--poll`` in seconds."""
+    pace = parse_duration(text, wait=True) / 1000
+    if not pace:
+        raise InvalidDuration(f"{text!r} between two looks")
+    return pace
 
 
 def _start(

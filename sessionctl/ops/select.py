@@ -266,7 +266,7 @@ class Tally(msgspec.Struct):
         """Those that are chosen, while all are counted."""
         for summary in summaries:
             self.all += 1
-            if summary.error is not None:
+            if summary.error is not None and not summary.verdict.findings:  # else the row says what lies there
                 self.unreadable.append((summary.key, summary.error))
             if chosen.allows(summary):
                 self.kept += 1

@@ -17,8 +17,8 @@ DOCUMENTS = "seepient:session:"
 LOGS = "session-log:"
 """Prefix of logs (FORMATS.md section 2)."""
 
-DEFAULT = "redis://localhost:6379/0"
-"""What a bare ``redis:`` means where ``$REDIS_URL`` is not set."""
+EXAMPLE = "redis://localhost:6379/0"
+"""How a URL is written, for hints. No store is ever taken for named because it would be the usual one."""
 
 Way = Literal["direct", "socket", "sentinel", "cluster"]
 
@@ -85,15 +85,17 @@ class Address:
 
 
 def parse(url: str, environ: Mapping[str, str] = os.environ) -> Address:
-    """Read a Redis URL. A bare ``redis:`` takes ``$REDIS_URL``, else DEFAULT; ``redis:?logs=…`` adds options to that.
+    """Read a Redis URL. A bare ``redis:`` takes ``$REDIS_URL``; ``redis:?logs=…`` adds options to that.
 
     Raises UsageError, in whose text no part of the URL that may be a secret ever occurs.
     """
     bare, _, options = url.partition("?")
     if bare.lower() == "redis:":
-        given = environ.get("REDIS_URL") or DEFAULT
+        given = environ.get("REDIS_URL", "")
+        if not given:
+            raise UsageError("REDIS_URL is not set", hint=f"set it, or name the server: {EXAMPLE}")
         if given.partition("?")[0].lower() == "redis:":
-            raise UsageError("REDIS_URL names no server", hint=f"write {DEFAULT}")
+            raise UsageError("REDIS_URL names no server", hint=f"write {EXAMPLE}")
         url = given if not options else f"{given}{'&' if '?' in given else '?'}{options}"
     try:
         url.encode()
@@ -215,7 +217,7 @@ def _host(text: str, default: int) -> tuple[str, int]:
 def _db(in_path: str | None, in_query: str | None) -> int:
     for text in (in_path, in_query):
         if text is not None and not (text.isascii() and text.isdigit()):
-            raise UsageError("the database in the Redis URL is not a number", hint=f"write {DEFAULT}; {_ESCAPE}")
+            raise UsageError("the database in the Redis URL is not a number", hint=f"write {EXAMPLE}; {_ESCAPE}")
     if in_path is not None and in_query is not None and int(in_path) != int(in_query):
         raise UsageError("the Redis URL names two databases")
     return int(in_path or in_query or 0)

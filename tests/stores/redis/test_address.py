@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sessionctl.errors import SessionctlError, UsageError
 from sessionctl.stores import open_store
-from sessionctl.stores.redis.address import DEFAULT, parse
+from sessionctl.stores.redis.address import parse
 
 SECRET = "hunter2"
 
@@ -49,8 +49,9 @@ def test_bare_redis_takes_the_environment() -> None:
     assert str(parse("redis:", environ)) == "redis://prod:7/1"
     assert parse("redis:", environ).password == SECRET
     assert str(parse("redis:?logs=l:", environ)) == "redis://prod:7/1?logs=l:"
-    assert str(parse("redis:", {})) == DEFAULT
-    assert str(parse("redis:", {"REDIS_URL": ""})) == DEFAULT
+    for unset in ({}, {"REDIS_URL": ""}):
+        with pytest.raises(UsageError, match="REDIS_URL is not set"):
+            parse("redis:", unset)
     assert str(parse("redis:?logs=l:", {"REDIS_URL": "redis://h?documents=d:"})).endswith("/0?documents=d:&logs=l:")
     for wrong in ("redis:", "http://prod", "prod:6379"):
         with pytest.raises(UsageError):
