@@ -85,6 +85,20 @@ class Config:
     path: str | None = None
     lines: dict[tuple[str, ...], int] = field(default_factory=dict, repr=False)
 
+    def checked_default(self) -> str | None:
+        """The default store. Raises ConfigError for a name that is none of the configured ones."""
+        names = (*self.stores, "file", "redis")
+        if self.default and self.default not in names and _is_name(self.default):
+            from difflib import get_close_matches
+
+            near = get_close_matches(self.default, names, 1)
+            raise ConfigError(
+                f"{self.place('default')}: the default is no store of this file: {quoted(self.default)}"
+                + (f"; did you mean {near[0]}?" if near else ""),
+                hint="name one of [stores], or write a folder with a slash",
+            )
+        return self.default
+
     def place(self, *keys: str) -> Place:
         """Where a key stands, or the nearest table around it."""
         while keys and keys not in self.lines:
@@ -151,23 +165,8 @@ def parse(data: bytes, path: str) -> Config:
         for name in _typed(config, table, "options", "table") or {}
     }
     if default is not None:
-        default = _default(config, default, (*stores, "file", "redis"))
+        default = resolve(default, config.place("default"))
     return Config(default, stores, options, path, config.lines)
-
-
-def _default(config: Config, written: str, names: tuple[str, ...]) -> str:
-    place = config.place("default")
-    default = resolve(written, place)
-    if default and default not in names and _is_name(default):
-        from difflib import get_close_matches
-
-        near = get_close_matches(default, names, 1)
-        raise ConfigError(
-            f"{place}: the default is no store of this file: {quoted(default)}"
-            + (f"; did you mean {near[0]}?" if near else ""),
-            hint="name one of [stores], or write a folder with a slash",
-        )
-    return default
 
 
 def _store(config: Config, name: str, table: dict[str, Any]) -> StoreConfig:

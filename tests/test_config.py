@@ -52,8 +52,6 @@ def test_a_missing_variable_spoils_only_the_store_that_needs_it(monkeypatch: pyt
     ("text", "message", "hint"),
     [
         ('defualt = "x"', "c.toml:1: no such key: 'defualt'; did you mean default?", "default, stores, options"),
-        ('default = "x"', "c.toml:1: the default is no store of this file: 'x'", "[stores]"),
-        ('default = "prd"\n[stores.prod]\nurl = "/x"', "did you mean prod?", "[stores]"),
         ("default = 3", "c.toml:1: default must be text, not a number", None),
         ("\n\ndefault = [", "c.toml:3: not TOML", None),
         ("a = 1\na = 2", "c.toml:2: not TOML", None),
@@ -85,6 +83,15 @@ def test_a_mistake_is_named_with_file_and_line(text: str, message: str, hint: st
 def test_other_bytes_than_text_are_named() -> None:
     with pytest.raises(ConfigError, match=r"c\.toml:2: not UTF-8"):
         config.parse(b"# a\n\xff", "c.toml")
+
+
+def test_a_default_that_names_no_store_is_told_where_it_is_used() -> None:
+    read = config.parse(b'# a\ndefault = "prd"\n[stores.prod]\nurl = "/x"', "c.toml")
+    with pytest.raises(ConfigError, match="c.toml:2: the default is no store of this file: 'prd'; did you mean prod?"):
+        read.checked_default()
+    for fine in ("prod", "file", "redis", "./prd", "redis://h/0"):
+        text = f'default = "{fine}"\n[stores.prod]\nurl = "/x"'
+        assert config.parse(text.encode(), "c.toml").checked_default()
 
 
 @pytest.mark.parametrize(

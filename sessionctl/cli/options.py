@@ -124,7 +124,7 @@ def default_store(named: str | None) -> str:
     from ..config import load
     from ..stores import default_folder
 
-    return os.environ.get("SESSIONCTL_STORE") or load().default or default_folder()
+    return os.environ.get("SESSIONCTL_STORE") or load().checked_default() or default_folder()
 
 
 def settings_of(named: str, store: Store) -> StoreConfig:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..config import StoreConfig, load
-from ..errors import SessionctlError, StoreError, UnknownStore
+from ..errors import ConfigError, SessionctlError, StoreError, UnknownStore
 from ..stores import open_store
 from .options import Common, default_store, takes
 from .output import Output, make_console, plain_table, safe_line
@@ -45,6 +45,8 @@ def stores(common: Annotated[Common, ("table", "json", "jsonl", "csv")]) -> None
         default = default_store(common.store)
     except UnknownStore:
         default = ""
+    except ConfigError:  # told in its row, beside the others
+        default = config.default or ""
     named = dict(config.stores)
     if default and default not in named:
         named = {"": StoreConfig(default), **named}
