@@ -87,7 +87,7 @@ def test_other_bytes_than_text_are_named() -> None:
 
 def test_a_default_that_names_no_store_is_told_where_it_is_used() -> None:
     read = config.parse(b'# a\ndefault = "prd"\n[stores.prod]\nurl = "/x"', "c.toml")
-    with pytest.raises(ConfigError, match="c.toml:2: the default is no store of this file: 'prd'; did you mean prod?"):
+    with pytest.raises(ConfigError, match=r"c\.toml:2: .* no store of this file: 'prd'; did you mean prod\?"):
         read.checked_default()
     for fine in ("prod", "file", "redis", "./prd", "redis://h/0"):
         text = f'default = "{fine}"\n[stores.prod]\nurl = "/x"'

@@ -53,11 +53,11 @@ _UNENDED = "\\ no newline at the end"
 class Report:
     """What was found in one session and what was done.
 
-    ``status`` is that after the repair (a dry run: as it is, and ``becomes`` what it would be). ``outcomes`` pairs each
-    finding with what became of it (a dry run: would). ``backup`` names the store that holds the untouched payload, where
-    one was made. ``skipped`` says why the session was left alone, ``error`` what failed; ``exit_code`` stands for either.
-    A dry run that would mend something sets ``before`` and ``after``; they are the same where only temporary files would
-    go.
+    ``status`` is that after the repair (a dry run: as it is, and ``becomes`` what it would be). ``outcomes`` pairs
+    each finding with what became of it (a dry run: would). ``backup`` names the store that holds the untouched payload,
+    where one was made. ``skipped`` says why the session was left alone, ``error`` what failed; ``exit_code`` stands for
+    either. A dry run that would mend something sets ``before`` and ``after``; they are the same where only temporary
+    files would go.
     """
 
     ref: Ref
