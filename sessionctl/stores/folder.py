@@ -24,6 +24,7 @@ from ..errors import (
     StoreError,
     StoreNotFound,
     UnsupportedKind,
+    UsageError,
     WriteFailed,
 )
 from ..keys import SUFFIXES, file_name, folded, quoted
@@ -427,9 +428,12 @@ def _path(url: str) -> Path:
     text = url.partition(":")[2]
     if text.startswith("//"):
         text = "/" + text.lstrip("/")
-    if not text:
-        raise InvalidKey(f"{quoted(url)} names no folder")
-    return Path(text).expanduser()
+    if not text or "\0" in text:
+        raise UsageError(f"{quoted(url)} names no folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{quoted(url)}: no home folder is known by that name") from None
 
 
 def open_file(url: str) -> FolderStore:
