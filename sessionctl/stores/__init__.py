@@ -42,6 +42,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     Nothing is created and no server is asked before the store is used. Raises UnknownStore.
     """
     text = os.fspath(url)
+    if "\0" in text:
+        raise UnknownStore(f"{quoted(text, 300)} names no store: it holds a NUL")
     if not isinstance(url, str):
         return _open("file", f"file:{text}")
     match = _SCHEME.match(text)

@@ -428,7 +428,7 @@ def _path(url: str) -> Path:
     text = url.partition(":")[2]
     if text.startswith("//"):
         text = "/" + text.lstrip("/")
-    if not text or "\0" in text:
+    if not text:
         raise UsageError(f"{quoted(url)} names no folder")
     try:
         return Path(text).expanduser()
