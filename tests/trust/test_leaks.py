@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -196,12 +197,23 @@ def test_a_folder_that_is_swapped_all_the_time(folder: Path, tmp_path: Path) -> 
     spare = tmp_path / "spare"
     over = threading.Event()
 
+    swaps = 0
+
     def swap() -> None:
+        nonlocal swaps
         while not over.is_set():
             folder.rename(spare)
-            folder.symlink_to(victim)
-            folder.unlink()
-            spare.rename(folder)
+            with suppress(FileExistsError):  # a command has made the folder that was not there
+                folder.symlink_to(victim)
+                time.sleep(0.0005)
+                folder.unlink()
+                swaps += 1
+            while spare.exists():
+                try:
+                    spare.rename(folder)
+                except OSError:  # so here
+                    folder.rename(tmp_path / f"made{time.monotonic_ns()}")
+            time.sleep(0.0005)
 
     worker = threading.Thread(target=swap)
     for number in range(3):
@@ -215,6 +227,7 @@ def test_a_folder_that_is_swapped_all_the_time(folder: Path, tmp_path: Path) -> 
     finally:
         over.set()
         worker.join()
+    assert swaps > 50
     kept = state(victim)
     del before[str(victim)], kept[str(victim)]
     assert {n: k for n, k in kept.items() if "sessionctl" not in n} == before
