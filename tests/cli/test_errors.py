@@ -52,7 +52,7 @@ def refuse(folder: Path, *arguments: str | Path, code: int, says: str, kind: str
         ("nosuch:x", 2, "no store type answers to 'nosuch:'", "unknown-store"),
         ("rediss3://x", 2, "did you mean rediss:", "unknown-store"),
         ("nosuchname", 2, "no store is called 'nosuchname'", "unknown-store"),
-        ("documents:", 2, "names no folder", "invalid-key"),
+        ("documents:", 2, "names no folder", "usage"),
         ("{0}/s1.json", 7, "is not a folder", "store"),
         ("{0}/missing", 7, "no session folder at", "no-store"),
         ("{0}/s1.json/below", 7, "is not a folder", "store"),
