@@ -5,6 +5,7 @@ Sources: FORMATS.md section 2 (Chain, Interruption, Pending approvals), section 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -300,8 +301,8 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     steps = outline.steps
     if steps is None:
         return Verdict("damaged", tuple(findings), (), ())
-    if not findings and (settled := _settled(outline, steps)) is not None:
-        return settled
+    if outline.sound and not findings:
+        return _SOUND
     problems = pair(steps)
     unresolved = tuple(p.call_id for p in problems if p.code == "unresolved-tool-call")
     interrupted = bool(unresolved) and _is_interrupted(steps, problems)
@@ -322,38 +323,56 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     )
 
 
-_OK, _EMPTY = (Verdict(status, (), (), ()) for status in ("ok", "empty"))
+_SOUND = Verdict("ok", (), (), ())
+
+Turn = tuple[str, Sequence[str], Sequence[str]]
+"""A message as soundness sees it: its role, the ids of its calls (all well-formed), the ids of its results."""
 
 
-def _settled(outline: Outline, steps: Sequence[Step]) -> Verdict | None:
-    """The verdict on a history without any fault, in one pass that gives up at the first oddity (most have none)."""
-    waiting: list[str] = []
-    before = ""
-    for role, calls, results, only_results, empty_text, missing_content in steps:
-        if empty_text or missing_content:
-            return None
-        if results:
-            for result in results:
-                if not waiting or waiting.pop() != result.call_id:
-                    return None
-            if not only_results:
-                return None
-        elif waiting or (role == before == "user"):
-            return None
-        elif calls:
-            waiting = [call.id for call in reversed(calls) if not call.inline]
-            for call in calls:
-                if not call.well_formed:
-                    return None
-        before = role
-    if waiting or before == "user" or _repeats_calls(steps):
-        return None
-    return _EMPTY if all(step.role == "system" for step in steps) else _OK
+class Soundness:
+    """Follows a history turn by turn for as long as nothing is wrong with it: ``judge`` would have no finding.
+
+    Most histories are so, and this takes a third of the time. It gives up (False) at whatever takes a closer look.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Messages so far."""
+        self._waiting: list[str] = []
+        self._before = ""
+        self._calls = array("q")
+
+    def follows(self, turns: Sequence[Turn]) -> bool:
+        """Whether the history is without fault up to the end of these, which come next."""
+        waiting, before = self._waiting, self._before
+        for role, calls, results in turns:
+            if results:
+                for call_id in results:
+                    if not waiting or waiting.pop() != call_id:
+                        return False
+            elif waiting or (role == before == "user"):
+                return False
+            elif calls:
+                waiting = [*reversed(calls)]
+                self._calls.extend(map(hash, calls))
+            before = role
+        self.count += len(turns)
+        self._waiting, self._before = waiting, before
+        return True
+
+    def ends(self) -> bool:
+        """Whether the history may end here: it is answered, and no call has the id of another."""
+        return not self._waiting and self._before in ("assistant", "tool") and not repeats(self._calls)
 
 
-def _repeats_calls(steps: Sequence[Step]) -> bool:
-    ids = [call.id for step in steps if step.calls for call in step.calls]
-    return len(set(ids)) < len(ids)
+def repeats(values: array[int]) -> bool:
+    """Whether a value occurs twice; a part of them at a time, since a set of all would take most of the memory."""
+    parts = 1 + len(values) // 50_000
+    for part in range(parts):
+        some = [value for value in values if value % parts == part] if parts > 1 else values
+        if len(set(some)) < len(some):
+            return True
+    return False
 
 
 def _is_mendable(outline: Outline, code: str) -> bool:

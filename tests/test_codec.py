@@ -97,6 +97,17 @@ def tolerant(ref: Ref, payload: bytes) -> Outline:
     return reader.outline(size)
 
 
+def agrees(ref: Ref, payload: bytes) -> bool:
+    """Whether the summary, which may only count messages, says the same as the tolerant way."""
+    found, whole = codec.summary(ref, payload, NOW), tolerant(ref, payload)
+    return (
+        judge(found)[:3] == judge(codec.outline(ref, payload, NOW))[:3]
+        and (not found.sound or judge(found)[:3] == judge(whole)[:3])
+        and len(found.steps or ()) + found.unread == len(whole.steps or ())
+        and (found.title, found.owner, found.newest_message_at) == (whole.title, whole.owner, whole.newest_message_at)
+    )
+
+
 def fast(payload: bytes) -> Outline | None:
     try:
         return fast_document(payload, NOW)
@@ -177,6 +188,7 @@ def test_both_ways_read_a_document_alike(document: Any, indent: int | None, asci
     if found is not None:
         assert plain(found) == plain(tolerant(DOC, payload))
         assert judge(found)[:3] == judge(tolerant(DOC, payload))[:3]
+    assert agrees(DOC, payload)
     assert codec.outline(DOC, payload, NOW).steps is None or len(codec.read(DOC, payload, NOW).messages) == len(
         document["messages"]
     )
@@ -234,6 +246,7 @@ def test_both_ways_read_a_log_alike(entries: list[Any], ascii_only: bool, end: s
     found = codec.outline_log([payload], NOW)
     assert plain(found) == plain(tolerant(LOG, payload))
     assert judge(found)[:3] == judge(tolerant(LOG, payload))[:3]
+    assert agrees(LOG, payload)
     session = codec.read(LOG, payload, NOW)
     assert len(session.messages) + len(session.others) == len(found.entries)
 
@@ -280,6 +293,7 @@ def test_nothing_that_is_stored_raises(sample: tuple[Ref, bytes], chance: random
         assert plain(outline) == plain(tolerant(ref, bytes(data)))
     elif (found := fast(bytes(data))) is not None:
         assert plain(found) == plain(tolerant(ref, bytes(data)))
+    assert agrees(ref, bytes(data))
     assert (verdict.status == "damaged") is (outline.steps is None or bool(outline.damage))
     if outline.steps is not None:
         assert len(session.messages) == len(outline.steps)

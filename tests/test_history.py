@@ -15,7 +15,7 @@ from sessionknit import SessionEntry
 from sessionknit.reconstruct import reconstruct_chain
 
 from sessionctl import codec
-from sessionctl.history import SEVERITY, chain, finding, is_draft, judge, pair
+from sessionctl.history import SEVERITY, Soundness, Turn, chain, finding, is_draft, judge, pair
 from sessionctl.model import Call, Damage, Entry, Outline, Ref, Result, Step
 
 NOW = 1_796_000_000_000
@@ -247,6 +247,43 @@ def test_the_status_is_what_the_rules_say(steps: list[Step], damaged: bool, appr
     if verdict.status == "awaiting-approval" or (damaged and "unresolved-tool-call" not in codes):
         expected.discard("unresolved-tool-call")
     assert codes == expected
+
+
+def as_turn(step: Step) -> Turn:
+    return step.role, [call.id for call in step.calls], [result.call_id for result in step.results]
+
+
+@st.composite
+def answered(draw: st.DrawFn) -> list[Step]:
+    """Conversations in which calls are mostly answered at once and in order; now and then something is left out."""
+    steps, count = [Step("system")] if draw(st.booleans()) else [], 0
+    for _ in range(draw(st.integers(0, 4))):
+        steps.append(Step("user"))
+        for _ in range(draw(st.integers(0, 2))):
+            some = [f"c{count + i}" for i in range(draw(st.integers(1, 3)))]
+            count += len(some) if draw(st.integers(0, 9)) else 0
+            steps.append(Step("assistant", tuple(Call(c, "f") for c in some)))
+            if draw(st.booleans()):
+                steps.append(Step("user", (), tuple(Result(c, i) for i, c in enumerate(some)), True))
+            else:
+                steps += [Step("tool", (), (Result(c),), True) for c in some]
+        steps.append(Step("assistant"))
+    if steps and not draw(st.integers(0, 3)):
+        del steps[draw(st.integers(0, len(steps) - 1))]
+    return steps
+
+
+@settings(max_examples=300)
+@given(answered() | histories(), st.integers(1, 4))
+def test_nothing_is_wrong_with_what_is_sound(steps: list[Step], size: int) -> None:
+    history = Soundness()
+    parts = [steps[start : start + size] for start in range(0, len(steps), size)]
+    sound = all(history.follows([*map(as_turn, part)]) for part in parts) and history.ends()
+    verdict = judge(Outline("log", steps=tuple(steps)))
+    well_formed = all(call.well_formed for step in steps for call in step.calls)
+    if sound and well_formed:  # what is not well-formed is not told to it
+        assert verdict == ("ok", (), (), ())
+        assert history.count == len(steps)
 
 
 def test_a_session_without_history_is_damaged() -> None:

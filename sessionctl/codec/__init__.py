@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import msgspec
 
-from ..history import finding, judge
+from ..history import finding
 from ..keys import split_composite
 from ..model import Outline, Ref, Session
 from .checkpoints import approvals
-from .documents import brief_document, fast_document, parse_document, plain_document, slow_document
-from .logs import LogReader, lines_of, plain_log, read_line
+from .documents import brief_document, fast_document, parse_document, slow_document, sound_chunks, sound_document
+from .logs import LogReader, brief_log, lines_of, read_line, sound_log
 from .messages import message_of
 from .text import ODD, OLDEST
 
@@ -26,11 +26,12 @@ __all__ = [
     "approvals",
     "brief",
     "outline",
-    "outline_chunks",
     "outline_log",
     "parse_document",
     "quick_id",
     "read",
+    "summary",
+    "summary_of_chunks",
     "tail_times",
 ]
 
@@ -64,7 +65,7 @@ def _named(ref: Ref, found: Outline) -> Outline:
 def brief(ref: Ref, payload: bytes, now: int) -> Outline | None:
     """The outline of what is not damaged, its messages ``unread``; None where that takes a full look."""
     try:
-        return brief_document(payload, now) if ref.kind == "document" else plain_log([payload], brief=True)
+        return brief_document(payload, now) if ref.kind == "document" else brief_log([payload])
     except ODD:
         return None
 
@@ -79,18 +80,25 @@ def outline_log(chunks: Iterable[bytes], now: int) -> Outline:
     return reader.outline(size)
 
 
-def outline_chunks(ref: Ref, chunks: Callable[[], Iterable[bytes]], now: int) -> Outline:
-    """The outline of a payload read piece by piece; of one without any fault the memory does not follow the size.
+def summary(ref: Ref, payload: bytes, now: int) -> Outline:
+    """``outline``; where no message has any fault they are only counted, which takes half the time."""
+    try:
+        found = _named(ref, sound_document(payload, now) if ref.kind == "document" else sound_log([payload]))
+    except ODD:
+        return outline(ref, payload, now)
+    return found
 
-    ``chunks`` begins to read anew whenever it is called. An outline without faults has no entries.
+
+def summary_of_chunks(ref: Ref, chunks: Callable[[], Iterable[bytes]], now: int) -> Outline:
+    """``summary`` of a payload read piece by piece; where no message has any fault the memory does not follow the size.
+
+    ``chunks`` begins to read anew whenever it is called.
     """
     try:
-        found = plain_log(chunks()) if ref.kind == "log" else plain_document(chunks(), now)
-        if not (found := _named(ref, found)).notes and not judge(found).findings:
-            return found
+        found = sound_log(chunks()) if ref.kind == "log" else sound_chunks(chunks(), now)
     except ODD:
-        pass
-    return outline_log(chunks(), now) if ref.kind == "log" else outline(ref, b"".join(chunks()), now)
+        return outline_log(chunks(), now) if ref.kind == "log" else outline(ref, b"".join(chunks()), now)
+    return _named(ref, found)
 
 
 def quick_id(payload: bytes) -> str | None:

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from ..history import finding
+from ..history import Soundness, Turn, finding
 from ..model import Call, Damage, Finding, Outline, Result, Step
 from .messages import MADE_UP, content_text, step_of, text_or_none
 from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, not_json, one_line
@@ -19,15 +19,19 @@ SKEW = 60_000
 """ms by which clocks of two machines may differ before a time is called "in the future"."""
 
 
+class _Object(msgspec.Struct, gc=False):
+    """Any object of JSON, passed over."""
+
+
 class _Call(msgspec.Struct, gc=False):
     id: str
     name: str
-    arguments: dict[str, msgspec.Raw]
+    arguments: _Object
     result: str | None = None
 
 
 class _Message(msgspec.Struct, gc=False):
-    role: str
+    role: Literal["user", "assistant", "system", "tool"]
     content: str
     timestamp: int
     toolCalls: list[_Call] | None = None
@@ -71,51 +75,91 @@ class _Moments(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Document).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _decode_moments = msgspec.json.Decoder(_Moments).decode
-PLAIN = {role: Step(role) for role in ("user", "assistant", "system")}
+_SPEAKERS = ("user", "assistant", "system")
+PLAIN = {role: Step(role) for role in _SPEAKERS}
 """The steps of messages that are nothing but text."""
+SPOKEN: dict[str, Turn] = {role: (role, (), ()) for role in _SPEAKERS}
+"""The turns of messages that are nothing but text."""
 
 
-class _History:
-    """Takes messages exactly as Seepient writes them; raises NotPlain for any other."""
+class _Sound:
+    """Takes messages exactly as Seepient writes them; raises NotPlain for any other, and for any fault."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
         self.times: list[int] = []
         self.title: str | None = None
-        self._inline: set[str] = set()
+        self.history = Soundness()
 
     def add(self, messages: list[_Message]) -> None:
-        steps, inline = self.steps, self._inline
+        turns: list[Turn] = []
         for message in messages:
             role, calls, call_id = message.role, message.toolCalls, message.toolCallId
             if role == "tool":
-                if call_id is None or call_id in inline or calls is not None:
-                    raise NotPlain  # of a result that is stored twice the texts must be compared
-                result = Result(call_id, -1, message.content.startswith(MADE_UP))
-                steps.append(Step("tool", (), (result,), True))
+                if call_id is None or calls is not None:
+                    raise NotPlain
+                turns.append((role, (), (call_id,)))
             elif call_id is not None:
                 raise NotPlain
             elif calls is None:
-                if not message.content or role not in PLAIN:
+                if not message.content:
                     raise NotPlain
-                steps.append(PLAIN[role])
+                turns.append(SPOKEN[role])
                 if self.title is None and role == "user":
                     self.title = one_line(message.content)
-            elif calls:
-                inline.update(call.id for call in calls if call.result is not None)
-                made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
-                steps.append(Step(role, tuple(made)))
             else:
-                raise NotPlain
+                ids = [call.id for call in calls if call.id and call.name and call.result is None]
+                if not ids or len(ids) < len(calls):
+                    raise NotPlain
+                turns.append((role, ids, ()))
+        if not self.history.follows(turns):
+            raise NotPlain
         self.times += [message.timestamp for message in messages]
+
+    def outline(self, document: _Document, now: int) -> Outline:
+        if not self.history.ends():
+            raise NotPlain
+        return _plain_outline(document, now, self.times, (), self.title, self.history.count, sound=True)
+
+
+def sound_document(payload: bytes, now: int) -> Outline:
+    """The outline of a document exactly as Seepient writes it, of which no message has any fault.
+
+    Raises one of ODD for any other.
+    """
+    document = _decode(_utf8(payload))
+    found = _Sound()
+    found.add(document.messages)
+    return found.outline(document, now)
 
 
 def fast_document(payload: bytes, now: int) -> Outline:
-    """The outline of a document exactly as Seepient writes it; raises for any other (one of ODD)."""
+    """The outline of a document exactly as Seepient writes it; raises one of ODD for any other."""
     document = _decode(_utf8(payload))
-    history = _History()
-    history.add(document.messages)
-    return _plain_outline(document, now, history.times, tuple(history.steps), history.title)
+    steps: list[Step] = []
+    inline: set[str] = set()
+    title: str | None = None
+    for message in document.messages:
+        role, calls, call_id = message.role, message.toolCalls, message.toolCallId
+        if role == "tool":
+            if call_id is None or call_id in inline or calls is not None:
+                raise NotPlain  # of a result that is stored twice the texts must be compared
+            result = Result(call_id, -1, message.content.startswith(MADE_UP))
+            steps.append(Step(role, (), (result,), True))
+        elif call_id is not None:
+            raise NotPlain
+        elif calls is None:
+            if not message.content:
+                raise NotPlain
+            steps.append(PLAIN[role])
+            if title is None and role == "user":
+                title = one_line(message.content)
+        elif calls:
+            inline.update(call.id for call in calls if call.result is not None)
+            made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
+            steps.append(Step(role, tuple(made)))
+        else:
+            raise NotPlain
+    return _plain_outline(document, now, [m.timestamp for m in document.messages], tuple(steps), title)
 
 
 def brief_document(payload: bytes, now: int) -> Outline:
@@ -125,8 +169,8 @@ def brief_document(payload: bytes, now: int) -> Outline:
     return _plain_outline(document, now, times, (), None, len(times))
 
 
-def plain_document(chunks: Iterable[bytes], now: int) -> Outline:
-    """``fast_document`` in memory that does not follow the texts, for a document spelled as JSON.stringify spells it.
+def sound_chunks(chunks: Iterable[bytes], now: int) -> Outline:
+    """``sound_document`` in memory that does not follow the texts, for one spelled as JSON.stringify spells it.
 
     It is cut between two messages, where a line ends that no text can hold. What the cuts leave is decoded piece by
     piece, and so are the fields around them: together that is the whole document, and valid JSON if every piece is.
@@ -136,13 +180,13 @@ def plain_document(chunks: Iterable[bytes], now: int) -> Outline:
     head = _head(rest)
     if head is None:
         raise NotPlain
-    history = _History()
+    found = _Sound()
     rest = rest[head.end() :]
     for chunk in pieces:
         rest += chunk
         cut = rest.rfind(_BETWEEN)
         if cut >= 0:
-            history.add(_decode_messages(_utf8(b"[" + rest[: cut + _FIRST] + b"]")))
+            found.add(_decode_messages(_utf8(b"[" + rest[: cut + _FIRST] + b"]")))
             rest = rest[cut + _FIRST + 1 :]
         elif len(rest) > _LONGEST:
             raise NotPlain
@@ -150,9 +194,8 @@ def plain_document(chunks: Iterable[bytes], now: int) -> Outline:
     tail = rest[last:]
     if last < 0 or b'"messages"' in tail:
         raise NotPlain
-    history.add(_decode_messages(_utf8(b"[" + rest[:last] + b"]")))
-    document = _decode(_utf8(head[0] + tail))
-    return _plain_outline(document, now, history.times, tuple(history.steps), history.title)
+    found.add(_decode_messages(_utf8(b"[" + rest[:last] + b"]")))
+    return found.outline(_decode(_utf8(head[0] + tail)), now)
 
 
 _head = re.compile(rb'\{\n  "id": "[^"\\\x00-\x1f]*",\n  "messages": \[').match
@@ -176,6 +219,8 @@ def _plain_outline(
     steps: tuple[Step, ...],
     title: str | None,
     unread: int = 0,
+    *,
+    sound: bool = False,
 ) -> Outline:
     """The outline where every time in the document can be believed; raises NotPlain for any other."""
     newest = max(times, default=0)
@@ -205,6 +250,7 @@ def _plain_outline(
         owner=owner or None,
         title=(metadata.title if metadata and metadata.title else title),
         unread=unread,
+        sound=sound,
     )
 
 

@@ -5,51 +5,60 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ..history import chain, damage_place, finding
+from ..history import Soundness, Turn, chain, damage_place, finding, repeats
 from ..model import Call, Damage, Entry, Finding, Outline, Result, Step
-from .documents import PLAIN
-from .messages import MADE_UP, content_text, result_text, step_of
-from .text import BOM, ODD, NotPlain, has_lone_surrogate, loads, not_json, one_line, preview, refuse_constant
+from .documents import PLAIN, SPOKEN
+from .messages import MADE_UP, content_text, step_of
+from .text import BOM, ODD, NotPlain, has_lone_surrogate, loads, not_json, one_line, refuse_constant
 
 _MAX_TRIES = 1000
 """How many places of one bad line are tried as the start of an entry."""
 _ENTRY_START = re.compile(rb'\{\s*"(?:id|parentId|parent_id|message)"\s*:')
 
 
-class _LogMessage(msgspec.Struct):
-    role: str
-    content: msgspec.Raw
-    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    toolCalls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    tool_call_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    toolCallId: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+class _Object(msgspec.Struct, gc=False):
+    """Any object of JSON, passed over."""
 
 
-class _Entry(msgspec.Struct):
+class _Part(msgspec.Struct, gc=False):
+    """A block of a tool result."""
+
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Block(msgspec.Struct, gc=False):
+    type: str
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    id: str | None = None
+    name: str | None = None
+    input: _Object | None = None
+    tool_use_id: str | None = None
+    content: str | list[_Part] | None = None
+
+
+class _LogMessage(msgspec.Struct, gc=False):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+    tool_calls: None = None
+    toolCalls: None = None
+    tool_call_id: None = None
+    toolCallId: None = None
+
+
+class _Entry(msgspec.Struct, gc=False):
     id: str
     message: _LogMessage
     parentId: str | msgspec.UnsetType | None = msgspec.UNSET
     parent_id: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class _Block(msgspec.Struct):
-    type: str
-    text: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    id: str | None = None
-    name: str | None = None
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    tool_use_id: str | None = None
-    content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
 _decode_entry = msgspec.json.Decoder(_Entry).decode
 _decode_lines = msgspec.json.Decoder(_Entry).decode_lines
-_decode_blocks = msgspec.json.Decoder(list[_Block]).decode
 
 
 class Line(NamedTuple):
@@ -175,63 +184,48 @@ def _whole_entries(raw: bytes, start: int, number: int) -> list[Piece]:
     return pieces
 
 
-def _fast_step(message: _LogMessage) -> tuple[Step, memoryview | None]:
-    """The step of a log message as the writers write it, and its text's start; NotPlain for any other."""
-    if (
-        message.tool_calls is not msgspec.UNSET
-        or message.toolCalls is not msgspec.UNSET
-        or message.tool_call_id is not msgspec.UNSET
-        or message.toolCallId is not msgspec.UNSET
-    ):
-        raise NotPlain
-    raw = memoryview(message.content)
-    first = raw[0]
-    role = message.role
-    if first == 34:
-        if len(raw) == 2 or role not in PLAIN:
+def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
+    """The step of a log message as the writers write it, and a user's text; NotPlain for any other."""
+    role, content = message.role, message.content
+    if isinstance(content, str):
+        if not content:
             raise NotPlain
-        return PLAIN[role], raw if role == "user" else None
-    if first != 91 or role not in PLAIN:
-        raise NotPlain
+        return PLAIN[role], content if role == "user" else None
     calls: list[Call] = []
     results: list[Result] = []
-    text: memoryview | None = None
+    text: str | None = None
     others = 0
-    for index, block in enumerate(_decode_blocks(raw)):
+    for index, block in enumerate(content):
         if block.type == "tool_use":
-            well = bool(block.id and block.name and block.input is not msgspec.UNSET) and (
-                memoryview(block.input)[0] == 123  # type: ignore[arg-type]
-            )
-            calls.append(Call(block.id or "", block.name or "", well))
+            calls.append(Call(block.id or "", block.name or "", bool(block.id and block.name and block.input)))
             others += 1
         elif block.type == "tool_result":
             if block.tool_use_id is None:
                 raise NotPlain
-            results.append(Result(block.tool_use_id, index, _starts_made_up(block.content)))
+            results.append(Result(block.tool_use_id, index, _is_made_up(block.content)))
         else:
             others += 1
             if block.type == "text":
-                if block.text is msgspec.UNSET or memoryview(block.text)[0] != 34 or len(memoryview(block.text)) == 2:
-                    raise NotPlain
-                if role == "user":
-                    if text is not None:
-                        raise NotPlain
-                    text = memoryview(block.text)
+                text = _only_text(block, role, text)
     if not others and not results:
         raise NotPlain
-    # The role of the plain step: one text for all messages instead of one each.
-    return Step(PLAIN[role].role, tuple(calls), tuple(results), bool(results) and not others), text
+    return Step(role, tuple(calls), tuple(results), bool(results) and not others), text
 
 
-def _starts_made_up(content: msgspec.Raw | msgspec.UnsetType) -> bool:
-    if content is msgspec.UNSET:
-        return False
-    return MADE_UP.encode() in bytes(memoryview(content)[: 64 + len(MADE_UP)]) and result_text(
-        json.loads(bytes(content))
-    ).startswith(MADE_UP)
+def _only_text(block: _Block, role: str, before: str | None) -> str | None:
+    """The text of a message with one text block, if a user wrote it; NotPlain for no text, and for a second one."""
+    if not block.text or (role == "user" and before is not None):
+        raise NotPlain
+    return block.text if role == "user" else None
 
 
-def _fast_entry(line: Line) -> tuple[str, str | None, Step, memoryview | None]:
+def _is_made_up(content: str | list[_Part] | None) -> bool:
+    if isinstance(content, list):
+        content = "\n".join([part.text for part in content if part.text is not msgspec.UNSET])
+    return content is not None and content.startswith(MADE_UP)
+
+
+def _fast_entry(line: Line) -> tuple[str, str | None, Step, str | None]:
     """An entry as the writers write it: id, parent, step and a user's text; raises one of ODD for any other."""
     raw = line.raw
     if not line.ended or raw[:1] != b"{" or raw[-1:] != b"}":
@@ -280,39 +274,73 @@ def _entries(block: bytes) -> list[_Entry]:
     return entries
 
 
-def plain_log(chunks: Iterable[bytes], *, brief: bool = False) -> Outline:
-    """The outline of a log of which each entry follows the one before, without its entries: a tenth of the memory.
+def sound_log(chunks: Iterable[bytes]) -> Outline:
+    """The outline of a log of which each entry follows the one before and no message has any fault.
 
-    If ``brief`` its messages are ``unread``, too. Raises one of ODD for any other log.
+    Memory does not follow its texts. Raises one of ODD for any other log.
     """
-    steps: list[Step] = []
+    history = Soundness()
+    title: str | None = None
+    for entries in _in_a_row(chunks):
+        turns: list[Turn] = []
+        for entry in entries:
+            turn, text = _turn(entry.message)
+            turns.append(turn)
+            if title is None and text is not None:
+                title = one_line(text)
+        if not history.follows(turns):
+            raise NotPlain
+    if not history.ends():
+        raise NotPlain
+    return Outline("log", steps=(), title=title, unread=history.count, sound=True)
+
+
+def brief_log(chunks: Iterable[bytes]) -> Outline:
+    """The outline of a log of which each entry follows the one before, all ``unread``; raises one of ODD for others."""
+    return Outline("log", steps=(), unread=sum(map(len, _in_a_row(chunks))))
+
+
+def _in_a_row(chunks: Iterable[bytes]) -> Iterator[list[_Entry]]:
+    """The entries of a log, some at a time; raises one of ODD at one that does not follow the one before."""
     names = array("q")
-    before = title = None
+    before: str | None = None
     for block in _blocks(chunks):
-        for entry in _entries(block):
+        entries = _entries(block)
+        for entry in entries:
             if _fast_parent(entry) != before:
                 raise NotPlain
             before = entry.id
-            names.append(hash(before))
-            if brief:
-                continue
-            step, text = _fast_step(entry.message)
-            steps.append(step)
-            if title is None and text is not None:
-                title = preview(text)
-    if not names or _repeats(names):
+        names.extend([hash(entry.id) for entry in entries])
+        yield entries
+    if not names or repeats(names):
         raise NotPlain
-    return Outline("log", steps=tuple(steps), title=title, unread=len(names) if brief else 0)
 
 
-def _repeats(values: Sequence[int]) -> bool:
-    """Whether a value occurs twice; a part of them at a time, since a set of all would take most of the memory."""
-    parts = 1 + len(values) // 50_000
-    for part in range(parts):
-        some = [value for value in values if value % parts == part] if parts > 1 else values
-        if len(set(some)) < len(some):
-            return True
-    return False
+def _turn(message: _LogMessage) -> tuple[Turn, str | None]:
+    """A message as soundness sees it, and a user's text; raises NotPlain for one that has a fault."""
+    role, content = message.role, message.content
+    if isinstance(content, str):
+        if not content:
+            raise NotPlain
+        return SPOKEN[role], content if role == "user" else None
+    calls: list[str] = []
+    results: list[str] = []
+    text: str | None = None
+    for block in content:
+        kind, name = block.type, block.id
+        if kind == "tool_use":
+            if not (name and block.name and block.input):
+                raise NotPlain
+            calls.append(name)
+        elif kind == "tool_result":
+            if block.tool_use_id is None:
+                raise NotPlain
+            results.append(block.tool_use_id)
+        elif kind == "text":
+            text = _only_text(block, role, text)
+    if not content or (results and len(results) < len(content)):
+        raise NotPlain
+    return (role, calls, results), text
 
 
 class LogReader:
@@ -335,7 +363,7 @@ class LogReader:
             return
         raw = line.raw
         entry = Entry(name, parent, step, line.start, line.start + len(raw), line.number)
-        self._add(entry, hash(raw), preview(text) if text is not None and self.title is None else None)
+        self._add(entry, hash(raw), one_line(text) if text is not None and self.title is None else None)
 
     def _feed_odd(self, line: Line) -> None:
         pieces, damage = read_line(line)

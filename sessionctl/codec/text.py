@@ -13,17 +13,12 @@ OLDEST = 100_000_000_000
 PREVIEW = 120
 """Characters kept of a title made from the first user message."""
 
-_LONGEST_START = 12 * 4 * PREVIEW
-"""Bytes that are sure to hold the characters ``one_line`` looks at: a pair of escapes is 12 bytes long."""
-
 _SURROGATE = re.compile(
     rb"\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
 
 
 BOM = b"\xef\xbb\xbf"
-
-_decode_any = msgspec.json.Decoder().decode
 
 
 class NotPlain(Exception):
@@ -68,20 +63,3 @@ def one_line(text: str) -> str | None:
     if start.isprintable() and "  " not in start and start[:1] != " " != start[-1:]:
         return start or None
     return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW] or None
-
-
-def preview(raw: memoryview) -> str | None:
-    """The start of a JSON string, decoded; one line."""
-    if len(raw) > _LONGEST_START:
-        cut = bytes(raw[1:_LONGEST_START]).decode(errors="ignore")
-        text = re.sub(r"(\\u[0-9a-fA-F]{0,3}|\\u[dD][89abAB][0-9a-fA-F]{2}|\\)\Z", "", cut)
-        try:
-            text = json.loads(f'"{text}"', strict=False)
-        except ValueError:
-            return one_line(text)
-    else:
-        try:
-            text = _decode_any(raw)
-        except msgspec.DecodeError:
-            text = json.loads(bytes(raw))
-    return one_line(text)

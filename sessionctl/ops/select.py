@@ -106,10 +106,10 @@ def summarise(store: Store, record: Record, context: Context) -> Summary:
     if error is not None:
         outline = Outline(ref.kind)
     elif record.payload is not None:
-        outline = _outline(ref, record.payload, now)
+        outline = codec.summary(ref, record.payload, now)
     else:
         try:
-            outline = codec.outline_chunks(ref, lambda: store.chunks(ref), now)
+            outline = codec.summary_of_chunks(ref, lambda: store.chunks(ref), now)
         except SessionctlError as failed:
             outline, error = Outline(ref.kind), str(failed)
     verdict = judge(outline, context.approvals.get(ref.key, ()) if context.approvals else ())
@@ -121,12 +121,6 @@ def summarise(store: Store, record: Record, context: Context) -> Summary:
     if extra:
         verdict = verdict._replace(findings=(*verdict.findings, *extra))
     return _with_ages(ref, record.stamp, outline, verdict, context.holders.get(ref), error)
-
-
-def _outline(ref: Ref, payload: bytes, now: int) -> Outline:
-    if ref.kind == "document":
-        return codec.outline(ref, payload, now)
-    return codec.outline_chunks(ref, lambda: [payload], now)  # most logs have no fault, and then no entry is needed
 
 
 def summarise_briefly(store: Store, record: Record, context: Context) -> Summary:

@@ -73,7 +73,7 @@ def _payload(ref: Ref, data: bytes) -> None:
         assert len(session.messages) == len(outline.steps)
     brief = codec.brief(ref, data, NOW)
     assert brief is None or brief.updated_at == outline.updated_at
-    assert judge(codec.outline_chunks(ref, lambda: [data[:5], data[5:]], NOW)).status == verdict.status
+    assert judge(codec.summary_of_chunks(ref, lambda: [data[:5], data[5:]], NOW)).status == verdict.status
     for message in session.messages:
         to_json([message.role, message.text])
         assert not _CONTROL.search(safe(message.text))
