@@ -300,7 +300,7 @@ def listing(
 
     def look(part: Store) -> Iterator[tuple[Any, T] | Tally]:
         tally = Tally()
-        summaries = (summarise(part, record, context) for record in part.records(Want.WHOLE, kinds=kinds))
+        summaries = (summarise(part, record, context) for record in part.contents(kinds))
         ranked = ((rank(summary), summary) for summary in tally.through(summaries, chosen))
         for place, summary in ranked if limit is None else _sorted(ranked, largest_first, limit):
             yield place, render(summary)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -128,9 +128,15 @@ def packed(commands: Sequence[Command]) -> bytes:
     for command in commands:
         parts.append(b"*%d\r\n" % len(command))
         for value in command:
-            data = value if isinstance(value, bytes) else str(value).encode()
-            parts += (b"$%d\r\n" % len(data), data, b"\r\n")
+            parts.append(b"$%d\r\n%b\r\n" % (len(value), value) if isinstance(value, bytes) else _word(value))
     return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _word(value: str | float) -> bytes:
+    """The name of a command, an option or a number, as the protocol writes it."""
+    text = str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 class Servers:

@@ -190,6 +190,12 @@ class RedisStore(Store):
         while batch := list(islice(found, BATCH)):
             yield from self._load(batch, want)
 
+    def contents(self, kinds: Iterable[Kind] = KINDS) -> Iterator[Record]:
+        """Without the digests in ``Stamp.version``."""
+        found = self._found(tuple(kind for kind in KINDS if kind in frozenset(kinds)))
+        while batch := list(islice(found, BATCH)):
+            yield from self._load(batch, Want.WHOLE, digests=False)
+
     def parts(self, count: int) -> Sequence[Store]:
         with told(self._address):
             sizes = [self._servers.size(server) for server in self._servers.again(self._servers.primaries)]
@@ -229,7 +235,7 @@ class RedisStore(Store):
                         seen.add(key)
                         yield key
 
-    def _load(self, refs: Sequence[Ref], want: Want) -> Iterator[Record]:
+    def _load(self, refs: Sequence[Ref], want: Want, *, digests: bool = True) -> Iterator[Record]:
         """The records of a batch: sizes and ages first, then payloads in bounded portions."""
         left = refs
         for _ in range(3):  # a key that changes its type meanwhile is judged again
@@ -243,7 +249,7 @@ class RedisStore(Store):
                 else:
                     sizes[ref] = size
             for portion in _portions(sizes):
-                yield from self._payloads(portion, sizes, want, again)
+                yield from self._payloads(portion, sizes, want, again, digests=digests)
             if not again:
                 return
             left = yield from self._of_other_type(again)
@@ -304,7 +310,9 @@ class RedisStore(Store):
                 yield Record(ref, Stamp((), 0), error=_other_type(ref, type_), code="wrong-type-key")
         return left
 
-    def _payloads(self, refs: Sequence[Ref], sizes: dict[Ref, _Size], want: Want, again: list[Ref]) -> Iterator[Record]:
+    def _payloads(
+        self, refs: Sequence[Ref], sizes: dict[Ref, _Size], want: Want, again: list[Ref], *, digests: bool
+    ) -> Iterator[Record]:
         asked = [(key, _reading(key, ref, sizes[ref].size, want)) for ref in refs for key in [self._key(ref)]]
         with told(self._address):
             answers = iter(self._servers.ask([(key, command) for key, command in asked if command]))
@@ -322,7 +330,7 @@ class RedisStore(Store):
             elif isinstance(answer, Exception):
                 yield Record(ref, Stamp((), 0), error=self._unreadable(answer))
             elif answer or (answer == b"" and size.size == 0):  # else it is gone
-                yield _record(ref, size, answer, want)
+                yield _record(ref, size, answer, want, digests=digests)
 
     def _long_log(self, key: bytes) -> Answer:
         """The items of a long log unless it is BIG: weighed in pieces, then read in one, so that it is of one time."""
@@ -846,8 +854,12 @@ def _read(ref: Ref, answer: Answer) -> _Read:
     return _Read(len(answer), answer[-1], join(answer))
 
 
-def _record(ref: Ref, size: _Size, answer: Answer, want: Want) -> Record:
+def _record(ref: Ref, size: _Size, answer: Answer, want: Want, *, digests: bool) -> Record:
     """The record of what GET, GETRANGE or LRANGE answered."""
+    if want is Want.WHOLE and not digests:
+        payload = answer if ref.kind == "document" else join(answer)
+        stamp = Stamp((_TYPES[ref.kind],), len(payload), size.changed_at, size.source, size.ttl_ms)
+        return Record(ref, stamp, payload if len(payload) <= BIG else None)
     if want is Want.WHOLE:
         read = _read(ref, answer)
         payload = read.payload if read.payload is not None and len(read.payload) <= BIG else None
