@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
 
@@ -338,7 +339,7 @@ class _Run:
 
     def _copy(self, batch: list[Record]) -> None:
         """Copy a batch; what changes meanwhile, here or there, is looked at again."""
-        ours: dict[Ref, Stamp] = {}
+        ours: dict[Ref, _Ours] = {}
         for again in range(TRIES):
             changed = self._try(batch, ours, look=again > 0 or not self._all_new)
             if not changed:
@@ -351,8 +352,8 @@ class _Run:
             else:
                 self._outcome.conflicts.append(Skip(record.ref, "something else keeps taking its place at the target"))
 
-    def _try(self, batch: list[Record], ours: dict[Ref, Stamp], *, look: bool) -> list[Ref]:
-        """One try; gives back the sessions to try again. ``ours`` are the versions that we wrote at the target.
+    def _try(self, batch: list[Record], ours: dict[Ref, _Ours], *, look: bool) -> list[Ref]:
+        """One try; gives back the sessions to try again. ``ours`` is what we wrote at the target.
 
         Without ``look`` they are taken to be new there: what is not is refused by the store and looked at next time.
         """
@@ -413,7 +414,7 @@ class _Run:
             return None
         return record
 
-    def _found(self, here: Mapping[Ref, Record], ours: Mapping[Ref, Stamp]) -> dict[Ref, _There]:
+    def _found(self, here: Mapping[Ref, Record], ours: Mapping[Ref, _Ours]) -> dict[Ref, _There]:
         """What the target holds of these already, one payload in hand at a time."""
         if not here or not self._target.exists():
             return {}
@@ -422,19 +423,20 @@ class _Run:
             for there in self._target.records(Want.WHOLE, tuple(here))
         }
 
-    def _judge(self, here: Record, there: Record, ours: Stamp | None) -> _There:
+    def _judge(self, here: Record, there: Record, ours: _Ours | None) -> _There:
         related: Relation = "other"
+        is_ours = False
         if there.code:
             return _There("conflict", there.stamp, f"the target holds what is no session: {there.error}")
         if there.error is None:
             try:
-                pieces = self._target.chunks(there.ref) if there.payload is None else (there.payload,)
-                related = relation(_payload(here), pieces)
+                related = relation(_payload(here), self._pieces(there))
+                is_ours = ours is not None and relation(ours.payload, self._pieces(there)) == "same"
             except SessionctlError as error:
                 there = there._replace(error=str(error))
         if related == "same" and ours is None:
             return _There("identical", there.stamp)
-        if ours is not None and same_version(ours, there.stamp):
+        if is_ours:
             return _There("replace", there.stamp)
         context = Context(self._now(), {}, {}, {})
         action, reason = settle(
@@ -448,6 +450,9 @@ class _Run:
             if shown is None or not same_version(shown, there.stamp):
                 return _There("conflict", there.stamp, "it changed at the target after it was shown")
         return _There(action, there.stamp, reason)
+
+    def _pieces(self, there: Record) -> Iterable[bytes]:
+        return self._target.chunks(there.ref) if there.payload is None else (there.payload,)
 
     def _age(self, record: Record) -> int | None:
         """When the session was last changed: by its store, else by the times in the document."""
@@ -467,7 +472,7 @@ class _Run:
         left = record.stamp.ttl_ms
         return None if left is None else max(1, left - (self._now() - read_at))
 
-    def _write(self, puts: list[Put], ours: dict[Ref, Stamp]) -> list[Ref]:
+    def _write(self, puts: list[Put], ours: dict[Ref, _Ours]) -> list[Ref]:
         """Write them, each all or nothing; gives back those to look at again.
 
         Their place at the target changed meanwhile, or they could not be written, and a second look may tell why.
@@ -480,7 +485,7 @@ class _Run:
         for put, result in chain(written, ((put, self._replace(put)) for put in old)):
             if isinstance(result, Stamp):
                 self._note_losses(put, result, again=put.ref in ours)
-                ours[put.ref] = result
+                ours[put.ref] = _Ours(result, put.payload)
             elif isinstance(result, SessionChanged):
                 again.append(put.ref)
             elif isinstance(result, StoreError) and not isinstance(result, WriteFailed):
@@ -514,7 +519,7 @@ class _Run:
         except SessionctlError as error:
             return error
 
-    def _verified(self, written: Mapping[Ref, bytes], ours: dict[Ref, Stamp]) -> list[Ref]:
+    def _verified(self, written: Mapping[Ref, bytes], ours: dict[Ref, _Ours]) -> list[Ref]:
         """Read back what was written. What is not the same is said, and removed if nobody has touched it since.
 
         What cannot be read is no reason to remove it: it may be all right.
@@ -524,7 +529,7 @@ class _Run:
             try:
                 record = self._target.get(ref)
             except SessionctlError as error:
-                record = Record(ref, ours[ref], error=str(error))
+                record = Record(ref, ours[ref].stamp, error=str(error))
             if record.error is not None:
                 self._outcome.failed.append(Failure(ref, f"the copy could not be read back: {record.error}"))
                 continue
@@ -532,10 +537,9 @@ class _Run:
                 good.append(ref)
                 continue
             self._outcome.failed.append(Failure(ref, "the target gave back something else than was written"))
-            try:
-                self._target.remove(ref, ours[ref])
-            except (SessionChanged, SessionNotFound):
-                pass  # somebody else's by now
+            if record.stamp.version == ours[ref].stamp.version:  # else it is somebody else's by now
+                with suppress(SessionChanged, SessionNotFound):
+                    self._target.remove(ref, record.stamp)
         return good
 
     def _note_damage(self, records: Iterable[Record]) -> None:
@@ -569,6 +573,13 @@ class _Run:
             self._outcome.skipped.append(Skip(ref, "removed from the source by somebody else"))
         except SessionctlError as error:
             self._outcome.failed.append(Failure(ref, f"not removed from the source: {error}", error.exit_code))
+
+
+class _Ours(NamedTuple):
+    """What was written at the target for a session; the stamp need not tell it from another of the same size."""
+
+    stamp: Stamp
+    payload: bytes
 
 
 class _There(NamedTuple):

@@ -184,6 +184,7 @@ class Store(ABC):
     def put_many(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
         """``put`` each item; yields for each, in order, its stamp or the error that ``put`` would have raised.
 
+        The stamp's version may be the front part only of what ``put`` gives, where the rest takes time to make.
         A store that can write several at once, each still all or nothing, does so here.
         """
         for item in items:

@@ -136,7 +136,7 @@ class FolderStore(Store):
         for ref in dict.fromkeys(refs):
             with suppress(InvalidKey):
                 name = file_name(ref.key, ref.kind, new=False)
-                if _is_regular(folder, name):
+                if _is_exact(folder, name):
                     yield name, ref
 
     def _found(self) -> Iterator[tuple[str, Ref]]:
@@ -245,9 +245,10 @@ class FolderStore(Store):
             raise SessionNotFound(quoted(ref.key)) from None
 
     def stamp(self, ref: Ref) -> Stamp | None:
-        folder = self._folder()
-        for name, _ in self._named([ref] if ref.kind in self.kinds else ()):
-            return stamp_at(folder, name)
+        for record in self.records(Want.NAMES, [ref], [ref.kind]):
+            if record.error is not None:
+                raise StoreError(f"cannot look at {quoted(ref.key)}: {record.error}")
+            return record.stamp
         return None
 
     def checkpoints(self) -> Iterator[bytes]:
@@ -299,7 +300,7 @@ class FolderStore(Store):
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         folder, name = self._folder(), self._name(ref)
         found = stamp_at(folder, name)
-        if found is None or not _is_regular(folder, name):
+        if found is None or not _is_exact(folder, name):
             raise SessionNotFound(quoted(ref.key))
         try:
             remove_at(folder, name, found if isinstance(expect, Any_) else expect)
@@ -374,35 +375,32 @@ def _stamp_or_none(folder: int, name: str) -> Stamp | None:
 _FOLDS_NAMES = sys.platform in ("darwin", "win32")
 
 
-def _is_regular(folder: int, name: str) -> bool:
-    """Whether a file of exactly this name exists, also on a disk that folds case or Unicode forms."""
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and (not _FOLDS_NAMES or name in os.listdir(folder))
+def _is_exact(folder: int, name: str) -> bool:
+    """Whether a file that is found by this name has it, and not another that a disk takes for the same (see folded)."""
+    return not _FOLDS_NAMES or name in os.listdir(folder)
 
 
 def _load(folder: int, name: str, ref: Ref, want: Want) -> Record | None:
-    """Open, look, read, close; for the name alone only look. None for a file that is gone."""
+    """Open, look, read, close; for the name alone only look. None for a file that is gone or is no regular file."""
     try:
         if want is Want.NAMES:
-            return Record(ref, stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False)))
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return Record(ref, stamp_of(status)) if stat.S_ISREG(status.st_mode) else None
         descriptor = os.open(name, READ, dir_fd=folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         try:
-            found = stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:
-            found = Stamp((), 0)
-        return Record(ref, found, error=reason(error))
+            return Record(ref, Stamp((), 0), error=reason(error))
+        return Record(ref, stamp_of(status), error=reason(error)) if stat.S_ISREG(status.st_mode) else None
     try:
         status = os.fstat(descriptor)
         size = status.st_size
         stamp = Stamp((status.st_ino, size, status.st_mtime_ns), size, status.st_mtime_ns // 1_000_000, "mtime")
         if not stat.S_ISREG(status.st_mode):
-            return Record(ref, stamp, error="is not a regular file")
+            return None
         if want is Want.TAIL and size > READ_AHEAD:
             return Record(ref, stamp, os.pread(descriptor, TAIL, size - TAIL), whole=False)
         if size > BIG:

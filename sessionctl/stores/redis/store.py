@@ -481,10 +481,10 @@ class RedisStore(Store):
         self._guarded(
             ref, expect, lambda link, seen: steps, lambda seen: seen.payload == payload, len(payload), unsure=unsure
         )
-        (stamp,) = self._stamped([put])
+        (stamp,) = self._stamped([put], digests=True)
         return stamp
 
-    def _stamped(self, written: Sequence[Put]) -> list[Stamp]:
+    def _stamped(self, written: Sequence[Put], *, digests: bool) -> list[Stamp]:
         """The stamps of what was just written, with the ages that the server now tells."""
         keys = [self._key(put.ref) for put in written if put.ref.kind == "log"]
         ages = iter(self._ages(keys))
@@ -495,7 +495,8 @@ class RedisStore(Store):
             else:
                 items = split(put.payload, put.ref)
                 size, length, end = _Size(0, *next(ages), put.ttl_ms), len(items), items[-1]
-            stamps.append(_stamp(put.ref, size, _Read(length, end, put.payload)))
+            read = _Read(length, end, put.payload) if digests else _Read(length)
+            stamps.append(_stamp(put.ref, size, read)._replace(size=len(put.payload)))
         return stamps
 
     def _ages(self, keys: Sequence[bytes]) -> list[tuple[int | None, AgeSource]]:
@@ -698,7 +699,7 @@ class RedisStore(Store):
         with told(self._address):
             answers = self._put_at_once([item for item in items if item.expect is None and self._can_hold(item.ref)])
         done = [item for item in items if answers.get(id(item)) == b"OK"]
-        stamps = dict(zip(map(id, done), self._stamped(done), strict=True))
+        stamps = dict(zip(map(id, done), self._stamped(done, digests=False), strict=True))
         for item in items:
             if (stamp := stamps.get(id(item))) is not None:
                 yield stamp
