@@ -142,11 +142,14 @@ def migrate(
         if dry_run:
             report.outcome = _compare(report, options, quiet=quiet)
         elif chosen.refs:
-            with _store_locks(origin, goal, delete_source=delete_source) as check:
+            with (
+                ops.crew_of(origin, goal, len(chosen.refs), now=now_ms) as crew,
+                _store_locks(origin, goal, delete_source=delete_source) as check,
+            ):
                 shown = None
                 if not yes and (mode == "overwrite" or delete_source):
                     shown = _confirm(report, options, quiet=quiet)
-                _carry_out(report, options, shown, check, quiet=quiet)
+                _carry_out(report, options, shown, check, crew, quiet=quiet)
         report.say()
     tell_missing(out, found.missing)
     raise typer.Exit(report.exit_code() or (SomeFailed.exit_code if found.missing else 0))
@@ -358,18 +361,17 @@ def _confirm(report: _Report, options: ops.Options, *, quiet: bool) -> dict[Ref,
 
 
 def _carry_out(
-    report: _Report, options: ops.Options, shown: dict[Ref, Stamp] | None, check: Callable[[], None], *, quiet: bool
+    report: _Report,
+    options: ops.Options,
+    shown: dict[Ref, Stamp] | None,
+    check: Callable[[], None],
+    crew: ops.MigrateCrew | None,
+    *,
+    quiet: bool,
 ) -> None:
     """Copy; when it is interrupted or the store is lost, what was done until then is told."""
     refs = report.chosen.refs
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        tick()
-        done += 1
-
-    with progress("copying", len(refs), quiet=quiet) as tick, stop_between(count) as step:
+    with progress("copying", len(refs), quiet=quiet) as tick, stop_between(tick) as step:
         try:
             ops.migrate(
                 report.source,
@@ -381,13 +383,15 @@ def _carry_out(
                 shown=shown,
                 check=check,
                 tick=step,
+                crew=crew,
             )
             return
         except (KeyboardInterrupt, StoreError) as error:
             failure: KeyboardInterrupt | StoreError = error
     if isinstance(failure, KeyboardInterrupt):
         report.say()
-        report.out.note(f"interrupted: {plural(len(refs) - done, 'session')} not looked at; run it again for the rest")
+        left = plural(len(refs) - len(report.outcome.told), "session")
+        report.out.note(f"interrupted: {left} not looked at; run it again for the rest")
     else:
         report.say(hints=False)
     raise failure

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
 
@@ -31,6 +32,7 @@ from ..keys import quoted
 from ..model import Kind, Record, Ref, Stamp
 from ..stores.base import Put, Store, Want
 from .gc import Failure, Protection, Skip, protection
+from .parallel import Crew, processes
 from .select import Context, Filter, Summary, summarise, survey
 
 T = TypeVar("T")
@@ -43,6 +45,8 @@ BATCH_COUNT = 500
 """Sessions that are in hand at a time."""
 TRIES = 4
 """How often a session is copied that changes while it is copied."""
+WORTH_SHARING = 2000
+"""Sessions from which on several processes copy them faster than one."""
 RESOLUTION = 1000
 """ms: ages of logs that are nearer to each other are equal (Redis counts idle time in seconds)."""
 
@@ -92,6 +96,29 @@ class Outcome(msgspec.Struct):
     @property
     def bytes(self) -> int:
         return sum(copy.size for copy in self.copied)
+
+    @property
+    def told(self) -> set[Ref]:
+        """The sessions of which it says what became of them."""
+        parts = (self.copied, self.skipped, self.conflicts, self.failed)
+        return {item.ref for part in parts for item in part}.union(self.identical)
+
+    def add(self, other: Outcome) -> None:
+        """Take over what was done elsewhere."""
+        for name in self.__struct_fields__:
+            mine, its = getattr(self, name), getattr(other, name)
+            if isinstance(mine, list):
+                mine.extend(its)
+            elif isinstance(mine, dict):
+                mine.update(its)
+            else:
+                setattr(self, name, mine + its)
+
+    def sort(self) -> None:
+        """By key, whoever did it."""
+        for name in self.__struct_fields__:
+            if isinstance(mine := getattr(self, name), list):
+                mine.sort()
 
 
 # --- deciding: pure ---------------------------------------------------------------------------------------------------
@@ -240,19 +267,87 @@ def migrate(
     shown: Mapping[Ref, Stamp] | None = None,
     check: Callable[[], None] = lambda: None,
     tick: Callable[[], None] = lambda: None,
+    crew: MigrateCrew | None = None,
 ) -> None:
     """Copy these sessions, writing into ``outcome`` as it goes; may be stopped in ``tick``, which is called for each.
 
     ``shown`` (from ``compare``) are the versions at the target that may be replaced; others that differ are conflicts
     then. ``check`` raises when the stores' own locks are lost. Raises StoreError when a store is lost; what was done by
-    then is in ``outcome``. Mode ``fail``: writes nothing if there is a conflict.
+    then is in ``outcome``. Mode ``fail``: writes nothing if there is a conflict. ``crew`` (from ``crew_of``) shares
+    the work.
     """
     if options.on_conflict == "fail":
         looked = compare(source, target, refs, options, now=now)
         if looked.conflicts:
             outcome.conflicts.extend(looked.conflicts)
             return
-    _Run(source, target, options, outcome, now, shown, check, tick).run(refs)
+    run = _Run(source, target, options, outcome, now, shown)
+    todo = run.admit(refs)
+    if crew is None:
+        for count in run.batches(todo, check):
+            _tick(tick, count)
+        return
+    crew.start(Job(todo[part :: len(crew)], options, shown) for part in range(len(crew)))
+    try:
+        for part, count in crew.results():
+            outcome.add(part)
+            check()
+            _tick(tick, count)
+    except BaseException:
+        crew.stop()
+        for part, _ in crew.results():
+            outcome.add(part)
+        raise
+    finally:
+        outcome.sort()
+
+
+def _tick(tick: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        tick()
+
+
+class Job(NamedTuple):
+    """What one process of a crew is to copy; the fields are the arguments of ``migrate``."""
+
+    refs: Sequence[Ref]
+    options: Options
+    shown: Mapping[Ref, Stamp] | None
+
+
+MigrateCrew = Crew[Job, tuple[Outcome, int]]
+
+
+@contextmanager
+def crew_of(source: Store, target: Store, count: int, *, now: Callable[[], int]) -> Iterator[MigrateCrew | None]:
+    """Processes that share the copying of ``count`` sessions; None where one does it as fast, or is all we may have.
+
+    To be called before any lock is taken.
+    """
+    size = processes() if count >= WORTH_SHARING else 1
+    pairs = [(source.again(), target.again()) for _ in range(size if size > 1 else 0)]
+    works = [partial(_copy_part, mine, its, now) for mine, its in pairs if mine is not None and its is not None]
+    if not works:
+        yield None
+        return
+    with Crew[Job, tuple[Outcome, int]](works) as crew:
+        for store in chain.from_iterable(pairs):
+            assert store is not None
+            store.close()
+        yield crew
+
+
+def _copy_part(source: Store, target: Store, now: Callable[[], int], job: Job) -> Iterator[tuple[Outcome, int]]:
+    """The work of one process: what came of each batch, and of how many sessions it was."""
+    run = _Run(source, target, job.options, Outcome(), now, job.shown)
+    try:
+        for count in run.batches(job.refs, lambda: None):
+            done, run.outcome = run.outcome, Outcome()
+            yield done, count
+    except Exception:
+        yield run.outcome, 0
+        raise
+    yield run.outcome, 0
 
 
 def compare(
@@ -266,7 +361,9 @@ def compare(
 ) -> Outcome:
     """What ``migrate`` would do, as the outcome that it would have; reads both stores and writes nothing."""
     outcome = Outcome()
-    _Run(source, target, options, outcome, now, None, lambda: None, tick, dry=True).run(refs)
+    run = _Run(source, target, options, outcome, now, None, dry=True)
+    for count in run.batches(run.admit(refs), lambda: None):
+        _tick(tick, count)
     return outcome
 
 
@@ -281,36 +378,32 @@ class _Run:
         outcome: Outcome,
         now: Callable[[], int],
         shown: Mapping[Ref, Stamp] | None,
-        check: Callable[[], None],
-        tick: Callable[[], None],
         *,
         dry: bool = False,
     ) -> None:
         self._source = source
         self._target = target
         self._options = options
-        self._outcome = outcome
+        self.outcome = outcome
         self._now = now
         self._shown = shown
-        self._check = check
-        self._tick = tick
         self._dry = dry
         self._context: Context | None = None
         self._ages: dict[Ref, int] = {}
         self._all_new = False  # whether the target held nothing of the last batch
         self._errors: dict[Ref, StoreError] = {}  # what the target said when it could not write
 
-    def run(self, refs: Sequence[Ref]) -> None:
-        missing = dict.fromkeys(self._admit(refs))
-        for batch, ages in ahead(self._batches(tuple(missing))):
+    def batches(self, refs: Sequence[Ref], check: Callable[[], None]) -> Iterator[int]:
+        """Copy them (what ``admit`` gave) in batches, each after a ``check``; yields how many sessions it had."""
+        missing = dict.fromkeys(refs)
+        for batch, ages in ahead(self._batches(refs)):
             for record in batch:
                 del missing[record.ref]
             self._ages = ages
-            self._check()
+            check()
             self._copy(batch)
-            for _ in batch:
-                self._tick()
-        self._outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
+            yield len(batch)
+        self.outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
 
     def _batches(self, refs: Sequence[Ref]) -> Iterator[tuple[list[Record], dict[Ref, int]]]:
         """The sessions in batches, and the ages of those whose stamps do not tell."""
@@ -320,7 +413,7 @@ class _Run:
             for batch in batches(self._source.records(Want.WHOLE, some)):
                 yield batch, ages
 
-    def _admit(self, refs: Sequence[Ref]) -> list[Ref]:
+    def admit(self, refs: Sequence[Ref]) -> list[Ref]:
         """Those that the target can hold beside each other."""
         names: dict[Ref, Hashable] = {}
         for ref in dict.fromkeys(refs):
@@ -331,11 +424,11 @@ class _Run:
                 self._fail(ref, error)
         clashing = clashes(names)
         for ref, other in clashing.items():
-            self._outcome.conflicts.append(Skip(ref, f"it would become one with {quoted(other.key)} at the target"))
+            self.outcome.conflicts.append(Skip(ref, f"it would become one with {quoted(other.key)} at the target"))
         return [ref for ref in names if ref not in clashing]
 
     def _fail(self, ref: Ref, error: SessionctlError) -> None:
-        self._outcome.failed.append(Failure(ref, str(error), error.exit_code))
+        self.outcome.failed.append(Failure(ref, str(error), error.exit_code))
 
     def _copy(self, batch: list[Record]) -> None:
         """Copy a batch; what changes meanwhile, here or there, is looked at again."""
@@ -348,9 +441,9 @@ class _Run:
         for record in batch:
             if record.ref in ours:
                 said = "kept changing while it was copied; the copy is of an earlier moment"
-                self._outcome.failed.append(Failure(record.ref, said))
+                self.outcome.failed.append(Failure(record.ref, said))
             else:
-                self._outcome.conflicts.append(Skip(record.ref, "something else keeps taking its place at the target"))
+                self.outcome.conflicts.append(Skip(record.ref, "something else keeps taking its place at the target"))
 
     def _try(self, batch: list[Record], ours: dict[Ref, _Ours], *, look: bool) -> list[Ref]:
         """One try; gives back the sessions to try again. ``ours`` is what we wrote at the target.
@@ -373,26 +466,26 @@ class _Run:
                     gave_way[ref] = expect
                 puts.append(Put(ref, _payload(record), expect, self._age(record), self._ttl(record, read_at)))
             elif there.action == "identical":
-                self._outcome.identical.append(ref)
+                self.outcome.identical.append(ref)
             else:
-                kept = self._outcome.skipped if there.action == "skip" else self._outcome.conflicts
+                kept = self.outcome.skipped if there.action == "skip" else self.outcome.conflicts
                 kept.append(Skip(ref, there.reason))
         if self._dry:
-            self._outcome.copied.extend(copies.values())
-            self._outcome.replaced.update(gave_way)
+            self.outcome.copied.extend(copies.values())
+            self.outcome.replaced.update(gave_way)
             self._note_damage(here[ref] for ref in copies)
             return []
         again = self._write(puts, ours)
         self._all_new = self._all_new and not again
-        self._outcome.replaced.update((ref, stamp) for ref, stamp in gave_way.items() if ref in ours)
+        self.outcome.replaced.update((ref, stamp) for ref, stamp in gave_way.items() if ref in ours)
         written = {put.ref: put.payload for put in puts if put.ref in ours and put.ref not in again}
         good = list(self._verified(written, ours) if self._options.verify else written)
         for now in self._source.records(Want.NAMES, good) if good else ():
             if not same_version(now.stamp, here[now.ref].stamp):
                 again.append(now.ref)
         done = [ref for ref in good if ref not in again]
-        self._outcome.copied.extend(copies[ref] for ref in done)
-        self._outcome.verified += len(done) if self._options.verify else 0
+        self.outcome.copied.extend(copies[ref] for ref in done)
+        self.outcome.verified += len(done) if self._options.verify else 0
         self._note_damage(here[ref] for ref in done)
         if self._options.delete_source:
             for ref in (*done, *(ref for ref, there in found.items() if there.action == "identical")):
@@ -405,12 +498,12 @@ class _Run:
             try:
                 return record._replace(payload=b"".join(self._source.chunks(record.ref)))
             except SessionNotFound:
-                self._outcome.skipped.append(Skip(record.ref, "gone meanwhile"))
+                self.outcome.skipped.append(Skip(record.ref, "gone meanwhile"))
                 return None
             except StoreError as error:
                 record = record._replace(error=str(error))
         if record.error is not None:
-            self._outcome.failed.append(Failure(record.ref, f"cannot be read: {record.error}"))
+            self.outcome.failed.append(Failure(record.ref, f"cannot be read: {record.error}"))
             return None
         return record
 
@@ -504,11 +597,11 @@ class _Run:
         if again:
             return
         if put.ttl_ms is not None and made.ttl_ms is None:
-            self._outcome.lost_ttl.append(put.ref)
+            self.outcome.lost_ttl.append(put.ref)
         if put.ref.kind == "log" and put.changed_at is not None:
             at = made.changed_at
             if at is None or abs(at - put.changed_at) > 2 * RESOLUTION:
-                self._outcome.lost_age.append(put.ref)
+                self.outcome.lost_age.append(put.ref)
 
     def _replace(self, put: Put) -> Stamp | SessionctlError:
         """Put a session in another's place, under its lock."""
@@ -531,12 +624,12 @@ class _Run:
             except SessionctlError as error:
                 record = Record(ref, ours[ref].stamp, error=str(error))
             if record.error is not None:
-                self._outcome.failed.append(Failure(ref, f"the copy could not be read back: {record.error}"))
+                self.outcome.failed.append(Failure(ref, f"the copy could not be read back: {record.error}"))
                 continue
             if record.payload == written[ref]:  # out of reach for a moment
                 good.append(ref)
                 continue
-            self._outcome.failed.append(Failure(ref, "the target gave back something else than was written"))
+            self.outcome.failed.append(Failure(ref, "the target gave back something else than was written"))
             if record.stamp.version == ours[ref].stamp.version:  # else it is somebody else's by now
                 with suppress(SessionChanged, SessionNotFound):
                     self._target.remove(ref, record.stamp)
@@ -547,7 +640,7 @@ class _Run:
             ref, payload, now = record.ref, _payload(record), self._now()
             if codec.brief(ref, payload, now) is None:
                 for damage in codec.outline(ref, payload, now).damage[:1]:
-                    self._outcome.damaged.append(Skip(ref, damage.message))
+                    self.outcome.damaged.append(Skip(ref, damage.message))
 
     def _remove(self, record: Record) -> None:
         """Remove a session from the source after its copy was seen, if it is still the version that was copied."""
@@ -562,17 +655,17 @@ class _Run:
                 if kept is None and ref in self._context.strays:
                     kept = "a temporary file lies beside it (sessionctl repair)"
                 if kept is not None:
-                    self._outcome.skipped.append(Skip(ref, f"not removed from the source: {kept}"))
+                    self.outcome.skipped.append(Skip(ref, f"not removed from the source: {kept}"))
                     return
                 lease.check()
                 self._source.remove(ref, record.stamp)
-                self._outcome.deleted.append(ref)
+                self.outcome.deleted.append(ref)
         except (SessionLocked, SessionChanged) as error:
-            self._outcome.skipped.append(Skip(ref, f"not removed from the source: {error}"))
+            self.outcome.skipped.append(Skip(ref, f"not removed from the source: {error}"))
         except SessionNotFound:
-            self._outcome.skipped.append(Skip(ref, "removed from the source by somebody else"))
+            self.outcome.skipped.append(Skip(ref, "removed from the source by somebody else"))
         except SessionctlError as error:
-            self._outcome.failed.append(Failure(ref, f"not removed from the source: {error}", error.exit_code))
+            self.outcome.failed.append(Failure(ref, f"not removed from the source: {error}", error.exit_code))
 
 
 class _Ours(NamedTuple):
@@ -632,6 +725,7 @@ __all__ = [
     "choose",
     "clashes",
     "compare",
+    "crew_of",
     "leftovers",
     "lost_mains",
     "migrate",

@@ -1,4 +1,4 @@
-"""Reading a large folder with several processors: each process reads, decodes and judges its part of the sessions."""
+"""Work on a large store with several processors: each process reads, or copies, its part of the sessions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ..errors import StoreError
 from ..stores.base import Store
@@ -15,6 +16,7 @@ from ..stores.base import Store
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+J = TypeVar("J")
 T = TypeVar("T")
 
 _BATCH = 256
@@ -23,14 +25,21 @@ _MOST = 8
 """Processes; more would wait for the one that collects what they find."""
 
 
+def processes() -> int:
+    """How many processes may share work; 1 where a fork is not safe."""
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return 1
+    return min(len(os.sched_getaffinity(0)), _MOST)
+
+
 def by_parts(store: Store, work: Callable[[Store], Iterable[T]]) -> Iterator[T]:
     """What ``work`` yields for a store, in no order; where that pays, from several processes, each with a part of it.
 
     ``work`` must do nothing but read: a process that is not needed any more is killed. Its items are pickled; what it
     raises is raised here. Only where a fork is safe: on Linux, in a process without other threads.
     """
-    can_fork = sys.platform == "linux" and threading.active_count() == 1
-    parts = store.parts(min(len(os.sched_getaffinity(0)), _MOST)) if can_fork else [store]
+    count = processes()
+    parts = store.parts(count) if count > 1 else [store]
     if len(parts) == 1:
         yield from work(store)
     else:
@@ -89,3 +98,101 @@ def _send(writer: Connection, part: Store, work: Callable[[Store], Iterable[T]])
         pass  # nobody collects any more
     except Exception as error:  # noqa: BLE001 - it is raised again where the items are collected
         writer.send(([], True, error))
+
+
+class Crew(Generic[J, T]):
+    """Processes that wait for a job each, and send what ``work`` yields for it one by one.
+
+    They are forked at once, before their jobs are known, so that nothing which is opened or locked later is theirs.
+    A context manager; at its end they are gone. One whose parent has died ends after the item that it is at.
+    """
+
+    def __init__(self, works: Sequence[Callable[[J], Iterator[T]]]) -> None:
+        from multiprocessing import get_context
+
+        fork = get_context("fork")
+        sys.stdout.flush()  # what is buffered must not be written by two
+        pipes = [fork.Pipe() for _ in works]
+        self._ends: list[Any] = [ours for ours, _ in pipes]
+        self._working: list[Any] = []
+        self._processes = [
+            fork.Process(target=_serve, args=(theirs, self._ends, work, os.getpid()), daemon=True)
+            for (_, theirs), work in zip(pipes, works, strict=True)
+        ]
+        for process in self._processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def start(self, jobs: Iterable[J]) -> None:
+        """Give each process a job."""
+        for end, job in zip(self._ends, jobs, strict=False):
+            end.send(job)
+            self._working.append(end)
+
+    def results(self) -> Iterator[T]:
+        """What the processes send, as it comes, until all are done.
+
+        If one fails the others are stopped; when they are, its error is raised.
+        """
+        from multiprocessing.connection import wait
+
+        failed: Exception | None = None
+        while self._working:
+            for ready in wait(self._working):
+                item, is_last, error = _answer(ready)
+                if is_last:
+                    self._working.remove(ready)
+                else:
+                    yield item
+                if error is not None:
+                    failed = failed or error
+                    self.stop()
+        if failed is not None:
+            raise failed
+
+    def stop(self) -> None:
+        """Ask all to end after the item that they are at."""
+        for end in self._working:
+            with suppress(OSError):
+                end.send(None)
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _answer(end: Any) -> tuple[Any, bool, Exception | None]:
+    try:
+        answer: tuple[Any, bool, Exception | None] = end.recv()
+    except (EOFError, ConnectionError):
+        return None, True, StoreError("a process that did a part of the work was ended from outside")
+    return answer
+
+
+def _serve(end: Connection, others: Sequence[Connection], work: Callable[[J], Iterator[T]], parent: int) -> None:
+    """A process of a crew."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, too, and stops us
+    for other in others:
+        other.close()  # or the end of the parent would not be seen
+    try:
+        job = end.recv()
+        for item in work(job):
+            end.send((item, False, None))
+            if end.poll() or os.getppid() != parent:
+                break
+        end.send((None, True, None))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # nobody waits for us any more
+    except Exception as error:  # noqa: BLE001 - it is raised again by the parent
+        with suppress(OSError):
+            end.send((None, True, error))

@@ -96,6 +96,10 @@ class Store(ABC):
         """
         return [self]
 
+    def again(self) -> Store | None:
+        """This store opened anew, for use in a process that is forked from this one; None where it cannot be."""
+        return None
+
     def strays(self) -> Iterator[Stray]:
         """What else lies in the store: temporary files, links, sub-folders."""
         return iter(())

@@ -161,6 +161,9 @@ class FolderStore(Store):
                 return [self]
         return [self._shared(part, count) for part in range(count)]
 
+    def again(self) -> FolderStore:
+        return self._shared(0, 1) if self._descriptor is not None else FolderStore(self.path, self.kinds)
+
     def _shared(self, part: int, parts: int) -> FolderStore:
         """The names whose hash falls to ``part``: equal in all processes that were forked from this one."""
         store = FolderStore(self.path, self.kinds)

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from sessionctl.stores.base import Store, Want
 THEN = 1_750_000_000_000
 KILLS = int(os.environ.get("SESSIONCTL_TEST_KILLS", "20"))
 """How many migrations are killed; more are for a long night."""
+SHARED = 2400
+"""Sessions that several processes copy."""
 
 
 def document(key: str, text: str = "hi", at: int = THEN) -> bytes:
@@ -267,8 +270,9 @@ def contents(store: Store) -> dict[Ref, bytes]:
     return {r.ref: r.payload for r in store.records(Want.WHOLE) if r.payload is not None}
 
 
-def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(tmp_path: Path) -> None:
-    source = many(tmp_path / "s", 1000)
+@pytest.mark.parametrize("count", [1000, SHARED])
+def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(tmp_path: Path, count: int) -> None:
+    source = many(tmp_path / "s", count)
     process = subprocess.Popen(
         [*COMMAND, "migrate", str(source), str(tmp_path / "t"), "-o", "json"],
         stdout=subprocess.PIPE,
@@ -283,13 +287,85 @@ def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(tmp_path: Path)
     out, err = process.communicate(timeout=30)
     value = json.loads(out)
     assert process.returncode == 130 and "not looked at; run it again" in err
-    assert 0 < value["copied"] < 1000 and value["verified"] == value["copied"]
+    assert 0 < value["copied"] < count and value["verified"] == value["copied"]
+    assert f"interrupted: {count - value['copied']:,} sessions not looked at" in err
     with open_store(source) as here, open_store(tmp_path / "t") as there:
         expected = contents(here)
         assert contents(there).items() <= expected.items() and len(contents(there)) == value["copied"]
         code, rest = found(source, tmp_path / "t")
-        assert (code, rest["copied"], rest["identical"]) == (0, 1000 - value["copied"], value["copied"])
+        assert (code, rest["copied"], rest["identical"]) == (0, count - value["copied"], value["copied"])
         assert contents(there) == expected
+
+
+def begun(source: Path, redis: Server) -> subprocess.Popen[str]:
+    """A migration to Redis by several processes that has begun to write."""
+    process = subprocess.Popen(
+        [*COMMAND, "migrate", str(source), redis.url(), "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    while process.poll() is None and redis.client().dbsize() < 2:  # one is the lock
+        time.sleep(0.001)
+    return process
+
+
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def has_ended(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+needs_two = pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="only several processors of Linux share work"
+)
+
+
+@needs_two
+def test_several_processes_copy_what_one_would(tmp_path: Path, redis: Server) -> None:
+    source = many(tmp_path / "s", SHARED)
+    process = begun(source, redis)
+    assert process.poll() is not None or len(workers(process)) > 1
+    value = json.loads(process.communicate(timeout=60)[0])
+    assert (process.returncode, value["copied"], value["verified"]) == (0, SHARED, SHARED)
+    with open_store(source) as here, open_store(redis.url()) as there:
+        assert contents(there) == contents(here)
+    code, value = found(redis.url(), tmp_path / "back", "-v")
+    assert (code, value["copied"], value["keys"]) == (0, SHARED, sorted(value["keys"]))
+    with open_store(source) as here, open_store(tmp_path / "back") as there:
+        assert contents(there) == contents(here)
+
+
+@needs_two
+def test_a_process_that_is_killed_is_told_of_and_a_second_run_does_the_rest(tmp_path: Path, redis: Server) -> None:
+    source = many(tmp_path / "s", SHARED)
+    process = begun(source, redis)
+    os.kill(workers(process)[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 7 and "was ended from outside" in err
+    assert 0 <= json.loads(out)["copied"] < SHARED
+    code, value = found(source, redis.url())
+    assert (code, value["copied"] + value["identical"]) == (0, SHARED)
+
+
+@needs_two
+def test_no_process_outlives_the_one_that_is_killed(tmp_path: Path, redis: Server) -> None:
+    source = many(tmp_path / "s", SHARED)
+    process = begun(source, redis)
+    others = workers(process)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 10
+    while not all(map(has_ended, others)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    _let_locks_end(redis)
+    code, value = found(source, redis.url())
+    assert (code, value["copied"] + value["identical"]) == (0, SHARED)
 
 
 @pytest.mark.parametrize("way", ["to-folder", "to-redis", "to-redis-and-delete"])

@@ -14,7 +14,7 @@ import pytest
 
 from sessionctl.errors import StoreError
 from sessionctl.ops.gc import Protection, Rules, plan_gc
-from sessionctl.ops.parallel import by_parts
+from sessionctl.ops.parallel import Crew, by_parts
 from sessionctl.ops.repair import check
 from sessionctl.ops.select import Filter, listing
 from sessionctl.stores import folder as folders
@@ -123,3 +123,48 @@ def test_who_stops_collecting_leaves_no_process_behind(store: FolderStore) -> No
     for process in seen:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+# --- a crew -----------------------------------------------------------------------------------------------------------
+
+
+def counting(job: int) -> Iterator[int]:
+    for number in range(job):
+        time.sleep(0.001)
+        yield number
+    if job == 13:
+        raise StoreError("unlucky")
+
+
+def test_a_crew_sends_what_comes_of_each_job() -> None:
+    with Crew([counting, counting, counting]) as crew:
+        crew.start([3, 1])  # one has nothing to do
+        assert sorted(crew.results()) == [0, 0, 1, 2]
+        assert list(crew.results()) == []
+
+
+def test_a_crew_that_gets_no_job_ends() -> None:
+    with Crew([counting, counting]) as crew:
+        assert len(crew) == 2
+    assert not [process for process in crew._processes if process.is_alive()]
+
+
+def test_a_failure_stops_the_others_and_is_raised_when_all_is_told() -> None:
+    seen = []
+    with Crew([counting, counting]) as crew:
+        crew.start([13, 100_000])
+        with pytest.raises(StoreError, match="unlucky"):
+            for number in crew.results():
+                seen.append(number)
+    assert seen.count(12) >= 1 and len(seen) < 10_000
+
+
+def test_a_crew_stops_between_two_items() -> None:
+    seen = []
+    with Crew([counting]) as crew:
+        crew.start([100_000])
+        for number in crew.results():
+            seen.append(number)
+            if number == 5:
+                crew.stop()
+    assert seen == list(range(len(seen))) and 6 <= len(seen) < 10_000

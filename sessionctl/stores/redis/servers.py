@@ -128,8 +128,16 @@ def packed(commands: Sequence[Command]) -> bytes:
     for command in commands:
         parts.append(b"*%d\r\n" % len(command))
         for value in command:
-            parts.append(b"$%d\r\n%b\r\n" % (len(value), value) if isinstance(value, bytes) else _word(value))
+            if not isinstance(value, bytes):
+                parts.append(_word(value))
+            elif len(value) < _WORTH_NO_COPY:
+                parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+            else:
+                parts += (b"$%d\r\n" % len(value), value, b"\r\n")
     return b"".join(parts)
+
+
+_WORTH_NO_COPY = 1024
 
 
 @lru_cache(maxsize=1024)

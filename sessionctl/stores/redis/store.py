@@ -65,6 +65,8 @@ CHECKPOINTS_FRESH = 1.0
 _RESERVED = (LOCKS, STORE_LOCKS, CHECKPOINTS, PENDING, b"sessionctl-new:")
 _TYPES: dict[Kind, str] = {"document": "string", "log": "list"}
 _UNKNOWN = -1
+_NO_AGE: tuple[None, AgeSource] = (None, "none")
+_TICKS = 4  # tries for an answer within one second of the server's clock
 _ITEM = 1024  # a guess at the bytes of a list's item, to bound a batch before anything is read
 
 
@@ -203,6 +205,9 @@ class RedisStore(Store):
             return [self]
         return [RedisStore(self._address, (part, count)) for part in range(count)]
 
+    def again(self) -> RedisStore:
+        return RedisStore(self._address)
+
     def _named(self, refs: Iterable[Ref], kinds: Sequence[Kind]) -> Iterator[Ref]:
         for ref in dict.fromkeys(refs):
             with suppress(InvalidKey):
@@ -262,20 +267,17 @@ class RedisStore(Store):
 
     def _sizes(self, refs: Sequence[Ref], want: Want) -> Iterator[tuple[Ref, _Size | Record | None]]:
         """Size, age and TTL of each; None for a key of another type, nothing for one that is gone."""
-        logs = [ref for ref in refs if ref.kind == "log"]
-        asked: list[tuple[bytes, Command]] = [(self._key(ref), _CLOCK) for ref in logs[:1]]
+        logs = [self._key(ref) for ref in refs if ref.kind == "log"]
+        ages = iter(self._ages(logs))  # first of all: on old servers the other questions reset them
         look = "LLEN" if want is not Want.NAMES or (logs and self._may_look()) else "TYPE"
+        asked: list[tuple[bytes, Command]] = []
         for ref in refs:
             key = self._key(ref)
-            if ref.kind == "log":  # idle time first: on old servers the other questions reset it
-                asked += ((key, ("OBJECT", "IDLETIME", key)), (key, (look, key)), (key, ("PTTL", key)))
-            else:
-                asked += ((key, ("STRLEN", key)), (key, ("PTTL", key)))
+            asked += ((key, (look if ref.kind == "log" else "STRLEN", key)), (key, ("PTTL", key)))
         with told(self._address):
             answers = iter(self._servers.ask(asked))
-        clock = _clock(next(answers)) if logs else 0
         for ref in refs:
-            idle = next(answers) if ref.kind == "log" else None
+            age, source = next(ages) if ref.kind == "log" else _NO_AGE
             size, left = next(answers), next(answers)
             bad = size if isinstance(size, Exception) else left
             if _is_wrong_type(bad) or (isinstance(size, bytes) and size not in (b"list", b"none")):
@@ -285,8 +287,7 @@ class RedisStore(Store):
             elif left != -2 and (size or ref.kind == "document"):
                 if isinstance(size, bytes):  # TYPE's answer
                     size = _UNKNOWN
-                age = clock - idle * 1000 if isinstance(idle, int) else None
-                yield ref, _Size(size, age, "none" if age is None else "idle", None if left < 0 else left)
+                yield ref, _Size(size, age, source, None if left < 0 else left)
 
     def _unreadable(self, error: Exception) -> str:
         """Why one key cannot be read. A right that is missing for all keys is the store's error, and raised."""
@@ -500,13 +501,18 @@ class RedisStore(Store):
         return stamps
 
     def _ages(self, keys: Sequence[bytes]) -> list[tuple[int | None, AgeSource]]:
+        """Since when (ms) each has not been used. Asked again if the server's clock went on meanwhile."""
         if not keys:
             return []
         questions: list[tuple[bytes, Command]] = [(key, ("OBJECT", "IDLETIME", key)) for key in keys]
-        with told(self._address):
-            info, *idles = self._servers.ask([(keys[0], _CLOCK), *questions])
-        clock = _clock(info)
-        return [(clock - idle * 1000, "idle") if isinstance(idle, int) else (None, "none") for idle in idles]
+        clock = (keys[0], _CLOCK)
+        for _ in range(_TICKS):
+            with told(self._address):
+                before, *idles, after = self._servers.ask([clock, *questions, clock])
+            if _lru_clock(before) == _lru_clock(after):
+                break
+        at = _clock(after)
+        return [(at - idle * 1000, "idle") if isinstance(idle, int) else _NO_AGE for idle in idles]
 
     def _clock_at(self, key: bytes) -> int:
         with told(self._address):
@@ -791,11 +797,16 @@ def _clock(info: Answer) -> int:
     is not told, or where the server's idea of time is quite another.
     """
     now = time.time_ns() // 1_000_000
-    told_clock = re.search(rb"lru_clock:(\d+)", info) if isinstance(info, bytes) else None
+    told_clock = _lru_clock(info)
     if told_clock is None:
         return now
-    behind = (now // 1000 - int(told_clock[1]) + 2) % (1 << 24) - 2
+    behind = (now // 1000 - told_clock + 2) % (1 << 24) - 2
     return now if behind > 2 else (now // 1000 - behind) * 1000
+
+
+def _lru_clock(info: Answer) -> int | None:
+    found = re.search(rb"lru_clock:(\d+)", info) if isinstance(info, bytes) else None
+    return int(found[1]) if found else None
 
 
 def _digest(payload: bytes) -> str:
