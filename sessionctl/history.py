@@ -367,7 +367,7 @@ class Soundness:
 
 def repeats(values: array[int]) -> bool:
     """Whether a value occurs twice; a part of them at a time, since a set of all would take most of the memory."""
-    parts = 1 + len(values) // 50_000
+    parts = 1 + len(values) // 200_000
     for part in range(parts):
         some = [value for value in values if value % parts == part] if parts > 1 else values
         if len(set(some)) < len(some):

@@ -22,7 +22,7 @@ from sessionctl.codec.documents import fast_document, sound_chunks, sound_docume
 from sessionctl.codec.logs import sound_log
 from sessionctl.codec.text import ODD
 from sessionctl.history import judge
-from sessionctl.model import Outline, Ref
+from sessionctl.model import Kind, Outline, Ref
 from sessionctl.ops import follow
 from sessionctl.ops.mend import Options, mend
 from sessionctl.ops.select import Filter, listing
@@ -246,6 +246,46 @@ def test_the_end_of_a_document_is_that_of_the_whole(monkeypatch: pytest.MonkeyPa
         assert len(whole.messages) > len(found.messages) >= count
         assert found.messages == whole.messages[-len(found.messages) :]
         assert count < follow.KEEP or found.position == whole.position
+
+
+@given(
+    kind=st.sampled_from(["document", "log"]), seed=st.integers(0, 1 << 20), count=st.integers(1, 12), cut=st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_the_last_messages_are_those_of_the_whole(kind: Kind, seed: int, count: int, cut: bool) -> None:
+    store, ref, writer = MemoryStore(), Ref("k", kind), corpus.Writer(seed)
+    if kind == "document":
+        payload = corpus.as_document(writer.document("k", 60, NOW)).encode()
+    else:
+        lines = [*map(corpus.as_line, writer.entries(60))]
+        payload = "".join(lines[: -seed % 5] if cut and seed % 5 else lines).encode()
+    store.put(ref, payload, expect=None)
+    whole = codec.read(ref, payload, NOW).messages
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow, "END", 4096)
+        found = follow.last_messages(store, ref, len(payload), count)
+    if found is not None:
+        assert found == whole[len(whole) - len(found) :] and len(found) >= count
+        called = {call.id for message in found for call in message.tool_calls}
+        assert {result.call_id for message in found for result in message.tool_results} <= called
+    else:
+        assert cut or count > 8
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [entry(f"e{i}", f"e{i - 1}" if i else None, "x" * 300) for i in range(60)] + [b'{"id": "e60", "par'],
+        [entry(f"e{i}", "e0" if i else None, "x" * 300) for i in range(60)],
+        [entry(f"e{i}", f"e{i - 1}" if i else None, "x" * 300) for i in range(60)] + [b"\n"],
+    ],
+    ids=["torn", "branches", "blank"],
+)
+def test_an_end_that_does_not_tell_takes_the_whole(monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> None:
+    monkeypatch.setattr(follow, "END", 4096)
+    store, ref = MemoryStore(), Ref("k", "log")
+    store.put(ref, b"".join(lines), expect=None)
+    assert follow.last_messages(store, ref, len(b"".join(lines)), 2) is None
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import typer
 
 from .. import codec
 from ..errors import SessionDamaged, SomeFailed, StoreError, UsageError
-from ..model import Session
-from ..ops.select import Context, Summary, summarise
+from ..model import Record, Session
+from ..ops.follow import last_messages
+from ..ops.select import Context, Summary, glimpse, summarise
 from ..stores.base import Store, Want
 from .complete import keys
 from .ids import named
@@ -19,7 +20,7 @@ from .output import Output, safe
 from .pager import paged
 from .removal import tell_missing
 from .rows import row
-from .transcript import markdown, message_objects, transcript
+from .transcript import ending, markdown, message_objects, transcript
 
 app = typer.Typer(add_completion=False)
 
@@ -69,10 +70,13 @@ def show(
                     out.note(f"cannot read {record.ref.key}: {record.error}")
                     code = StoreError.exit_code if len(found.refs) == 1 else SomeFailed.exit_code
                     continue
+                if number and out.format == "table" and not as_markdown:
+                    out.print()
                 if record.payload is None:
-                    record = store.get(record.ref)
-                summary = summarise(store, record, context)
-                session = codec.read(record.ref, record.payload or b"", now)
+                    for_people = out.format == "table" and not (as_markdown or tree)
+                    if last and for_people and _show_end(out, store, record, last, full=full, now=now):
+                        continue
+                session, summary = _read(store, record, context, last)
                 if summary.status == "damaged" and not code:
                     code = SessionDamaged.exit_code
                 if out.format != "table":
@@ -83,8 +87,6 @@ def show(
                 elif as_markdown:
                     out.print(safe(markdown(session, summary, last)))
                 else:
-                    if number:
-                        out.print()
                     transcript(out, session, summary, last=last, full=full, tree=tree, now=now)
                 _say_damage(out, session, summary)
         if out.format == "json":
@@ -93,6 +95,28 @@ def show(
     if found.missing and not code:
         code = SomeFailed.exit_code
     raise typer.Exit(code)
+
+
+def _read(store: Store, record: Record, context: Context, last: int | None) -> tuple[Session, Summary]:
+    """A session to be shown; of a large one without any fault no more than the end, if no more is wanted."""
+    ref = record.ref
+    if record.payload is None and last:
+        summary = summarise(store, record, context)
+        messages = last_messages(store, ref, record.stamp.size, last) if summary.outline.sound else None
+        if messages is not None:
+            return Session(ref, summary.outline, messages), summary
+    if record.payload is None:
+        record = store.get(ref)
+    return codec.read(ref, record.payload or b"", context.now), summarise(store, record, context)
+
+
+def _show_end(out: Output, store: Store, record: Record, last: int, *, full: bool, now: int) -> bool:
+    """Show the last messages of a large session without reading the others, if that can be told from its end."""
+    messages = last_messages(store, record.ref, record.stamp.size, last)
+    if messages is None:
+        return False
+    ending(out, messages, glimpse(record, messages[-1].at, now), last=last, full=full, now=now)
+    return True
 
 
 def _raw(out: Output, store: Store, ref: Any) -> None:

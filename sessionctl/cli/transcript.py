@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..durations import iso, size
@@ -102,7 +103,17 @@ def transcript(
     out: Output, session: Session, summary: Summary, *, last: int | None, full: bool, tree: bool, now: int
 ) -> None:
     """Print a session for people: wrapped and coloured at a terminal, plain lines elsewhere."""
-    lines = _lines(session, summary, last, full, tree, now)
+    _print(out, _lines(session, summary, last, full, tree, now))
+
+
+def ending(out: Output, messages: tuple[Message, ...], summary: Summary, *, last: int, full: bool, now: int) -> None:
+    """``transcript`` of a session of which the end alone was read."""
+    facts = [summary.ref.kind, *_size_and_age(summary, now), "only the end was read"]
+    head = (Line(0, safe_line(summary.ref.key), "bold"), Line(2, " · ".join(facts), "dim"))
+    _print(out, chain(head, _history(messages, last, full, is_end=True)))
+
+
+def _print(out: Output, lines: Iterable[Line]) -> None:
     if not out.is_terminal:
         for line in lines:
             out.print(" " * line.indent + line.text if line.text else "")
@@ -118,13 +129,7 @@ def transcript(
 
 def _lines(session: Session, summary: Summary, last: int | None, full: bool, tree: bool, now: int) -> Iterator[Line]:
     yield from _head(summary, now)
-    messages = session.messages
-    folded = fold(messages)
-    start = _start(messages, folded, last)
-    if start:
-        yield Line(0, f"… {plural(start, 'message')} before", "dim")
-    for index in range(start, len(messages)):
-        yield from _message(index, messages[index], folded, full)
+    yield from _history(session.messages, last, full)
     others = session.others
     if not others:
         return
@@ -146,12 +151,28 @@ def _lines(session: Session, summary: Summary, last: int | None, full: bool, tre
         yield Line(0, f"{plural(len(others), 'more message')} outside the history (--tree)", "dim")
 
 
+def _history(messages: tuple[Message, ...], last: int | None, full: bool, *, is_end: bool = False) -> Iterator[Line]:
+    """The last messages; ``is_end``: there are more before these."""
+    folded = fold(messages)
+    start = _start(messages, folded, last)
+    if is_end:
+        yield Line(0, "… messages before", "dim")
+    elif start:
+        yield Line(0, f"… {plural(start, 'message')} before", "dim")
+    for index in range(start, len(messages)):
+        yield from _message(index, messages[index], folded, full)
+
+
+def _size_and_age(summary: Summary, now: int) -> list[str]:
+    return [size(summary.stamp.size), f"{age(summary, now)} old" if summary.last_activity_at else "age unknown"]
+
+
 def _head(summary: Summary, now: int) -> Iterator[Line]:
     outline = summary.outline
     facts: list[str] = [summary.ref.kind, summary.status]
     if summary.messages is not None:
         facts.append(plural(summary.messages, "message"))
-    facts += [size(summary.stamp.size), f"{age(summary, now)} old" if summary.last_activity_at else "age unknown"]
+    facts += _size_and_age(summary, now)
     facts += [v for v in (outline.provider, outline.model) if v]
     yield Line(0, safe_line(summary.ref.key), "bold")
     yield Line(2, safe_line(" · ".join(facts)), STATUS_STYLES[summary.status])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..codec.documents import parse_document
-from ..codec.logs import Line, read_line
+from ..codec.logs import Line, lines_of, parent_of, read_line
 from ..codec.messages import message_of
 from ..errors import SessionNotFound, StoreError
 from ..model import KINDS, Message, Ref, Stamp
@@ -195,6 +195,47 @@ def read_log_end(store: Store, ref: Ref, size: int, count: int) -> Reading:
                     _log_position(None, messages, offset, data[: skipped + used]), tuple(messages), damage=damaged
                 )
         span *= 8
+
+
+def last_messages(store: Store, ref: Ref, size: int, count: int) -> tuple[Message, ...] | None:
+    """The end of a history, ``count`` messages or more, that shows every result with its call.
+
+    None where reading the end is not enough to know that: the whole must be read.
+    """
+    if ref.kind == "document":
+        reading = read_document_end(store, ref, size, count + KEEP)
+        found = None if reading is None else reading.messages
+    else:
+        found = _end_of_chain(store, ref, size, count + KEEP)
+    if found is None:
+        return None
+    start = next((index for index, message in enumerate(found) if not message.tool_results), len(found))
+    messages = found[start:]
+    called: set[str] = set()
+    for message in messages:
+        if any(result.call_id not in called for result in message.tool_results):
+            return None
+        called.update(call.id for call in message.tool_calls)
+    return messages if len(messages) >= count else None
+
+
+def _end_of_chain(store: Store, ref: Ref, size: int, count: int) -> tuple[Message, ...] | None:
+    """The last messages of a log that ends in ``count`` whole entries of which each follows the one before."""
+    span = END
+    while span < size:
+        data = store.rest(ref, size - span)
+        messages: list[Message] = []
+        before: str | None = None
+        for line in lines_of([data[data.find(b"\n") + 1 :]]):
+            pieces, damage = read_line(line)
+            if damage or len(pieces) != 1 or (before is not None and parent_of(pieces[0].value) != before):
+                return None
+            before = pieces[0].value["id"]
+            messages.append(message_of(pieces[0].value["message"], fallback_id=before))
+        if len(messages) >= count:
+            return tuple(messages)
+        span *= 8
+    return None
 
 
 class Follower:

@@ -178,6 +178,13 @@ def _with_ages(
     )
 
 
+def glimpse(record: Record, newest: int | None, now: int) -> Summary:
+    """The summary of a session of which the end alone was read; ``newest`` is the time (ms) of its last message."""
+    plausible = newest is not None and newest <= now
+    outline = Outline(record.ref.kind, newest_message_at=newest if plausible else None)
+    return _with_ages(record.ref, record.stamp, outline, _UNJUDGED, None, None)
+
+
 class Filter(msgspec.Struct, frozen=True):
     """Which sessions are meant; a field left alone allows all. ``before`` and ``after`` are ms (last activity)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sessionctl.cli.output import safe, safe_line
-from tests.stored import DAY, document, entry, log, message, result, state
+from tests.stored import DAY, document, entry, log, message, now_ms, result, state
 from tests.terminal import COMMAND, DOCUMENTS, FIXTURES, LOGS, Terminal, environment, run
 
 DAMAGED_LOGS = FIXTURES / "loopengine-damaged" / ".sessions"
@@ -135,6 +135,34 @@ def test_long_texts_are_cut_with_a_count(folder: Path) -> None:
     assert "y" * 900 in full
     assert "more (--full)" not in full
     assert as_json("long", "-s", folder)[0]["messages"][0]["text"] == text
+
+
+@pytest.mark.parametrize("kind", ["document", "log"])
+def test_the_last_messages_of_a_large_session(folder: Path, kind: str) -> None:
+    """More than 4 MB: the end alone is read, unless that does not tell; all forms of output show the same messages."""
+    texts = [f"{number} " + "x" * 100_000 for number in range(60)]
+    roles, at = ["user", "assistant"], now_ms() - DAY
+    if kind == "document":
+        document(folder, "big", age=DAY, messages=[message(roles[n % 2], t, at + n) for n, t in enumerate(texts)])
+    else:
+        lines = [entry(f"e{n}", f"e{n - 1}" if n else None, roles[n % 2], text) for n, text in enumerate(texts)]
+        log(folder, "big", *lines, age=DAY)
+    head, facts, gap, *rest = shown("-s", folder, "big", "--last", "3").splitlines()
+    assert (head, gap) == ("big", "… messages before")
+    assert facts == f"  {kind} · 6.0 MB · 1 d old · only the end was read"
+    assert [line.split()[0] for line in rest if line[:3] in ("  5", "  4")] == ["57", "58", "59"]
+    (value,) = as_json("-s", folder, "big", "--last", "3")
+    (whole,) = as_json("-s", folder, "big")
+    assert whole["status"] == value["status"] == "ok"
+    assert value["messages"] == whole["messages"][-3:] and len(whole["messages"]) == 60
+    assert (
+        shown("-s", folder, "big", "--last", "99").splitlines()[1].startswith(f"  {kind} · ok · 60 messages · 6.0 MB")
+    )
+    assert "## user" in shown("-s", folder, "big", "--last", "2", "--markdown")
+    if kind == "log":
+        with (folder / "big.jsonl").open("ab") as file:
+            file.write(b'{"id": "e60", "parent')
+        assert shown("-s", folder, "big", "--last", "3", code=5).splitlines()[1].startswith("  log · damaged · ")
 
 
 def test_the_last_messages(folder: Path) -> None:
