@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from .model import Entry, Finding, Outline, Result, Severity, Status, Step
 
@@ -115,7 +115,12 @@ def chain(entries: Sequence[Entry], same: Collection[int] = ()) -> Chain:
 
 
 def _at(entry: Entry) -> str:
-    return f"entry {entry.id} (line {entry.line}, byte {entry.start})"
+    return entry_place(entry.id, entry.line, entry.start)
+
+
+def entry_place(name: str, line: int, start: int) -> str:
+    """Where an entry stands, for people."""
+    return f"entry {name} (line {line}, byte {start})"
 
 
 class Problem(NamedTuple):
@@ -301,8 +306,10 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     steps = outline.steps
     if steps is None:
         return Verdict("damaged", tuple(findings), (), ())
-    if outline.sound and not findings:
-        return _SOUND
+    if outline.sound is not None:
+        if outline.sound == "draft":
+            findings.append(_draft(outline.last))
+        return Verdict(outline.sound, tuple(findings), (), ())
     problems = pair(steps)
     unresolved = tuple(p.call_id for p in problems if p.code == "unresolved-tool-call")
     interrupted = bool(unresolved) and _is_interrupted(steps, problems)
@@ -323,14 +330,12 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
     )
 
 
-_SOUND = Verdict("ok", (), (), ())
-
 Turn = tuple[str, Sequence[str], Sequence[str]]
 """A message as soundness sees it: its role, the ids of its calls (all well-formed), the ids of its results."""
 
 
 class Soundness:
-    """Follows a history turn by turn for as long as nothing is wrong with it: ``judge`` would have no finding.
+    """Follows a history turn by turn for as long as nothing is wrong with it: its status can only be draft or ok.
 
     Most histories are so, and this takes a third of the time. It gives up (False) at whatever takes a closer look.
     """
@@ -355,14 +360,16 @@ class Soundness:
             elif calls:
                 waiting = [*reversed(calls)]
                 self._calls.extend(map(hash, calls))
-            before = role
+            before = "tool" if results else role
         self.count += len(turns)
         self._waiting, self._before = waiting, before
         return True
 
-    def ends(self) -> bool:
-        """Whether the history may end here: it is answered, and no call has the id of another."""
-        return not self._waiting and self._before in ("assistant", "tool") and not repeats(self._calls)
+    def status(self) -> Literal["draft", "ok"] | None:
+        """The status of a history that ends here; None where a closer look must tell."""
+        if self._waiting or self._before not in ("user", "assistant", "tool") or repeats(self._calls):
+            return None
+        return "draft" if self._before == "user" else "ok"
 
 
 def repeats(values: array[int]) -> bool:
@@ -423,8 +430,12 @@ def _texts(outline: Outline, steps: Sequence[Step]) -> list[Finding]:
             found.append(finding("consecutive-user-messages", place(outline, index), "two user messages in a row"))
         before = step.role
     if is_draft(steps):
-        found.append(finding("draft", place(outline, len(steps) - 1), "the last message was not answered"))
+        found.append(_draft(place(outline, len(steps) - 1)))
     return found
+
+
+def _draft(where: str) -> Finding:
+    return finding("draft", where, "the last message was not answered")
 
 
 def place(outline: Outline, step: int) -> str:

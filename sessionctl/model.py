@@ -183,7 +183,8 @@ class Outline(msgspec.Struct, frozen=True):
     ``steps`` is the effective history (documents: the array; logs: the chain), None where there is none to be had.
     Of a log, ``entries`` are all entries in file order and ``order`` the indexes of those in the history. Times are
     in ms since the epoch; ``absurd_time`` says which time cannot be right, where one of the document's own cannot.
-    ``unread`` messages were counted only; if the outline is ``sound``, nothing is wrong with any of them.
+    ``unread`` messages were counted only. If nothing is wrong with any message, ``sound`` may say the status that
+    follows (``draft`` or ``ok``) and ``last`` where the last one stands, and no steps are kept.
     """
 
     kind: Kind
@@ -203,7 +204,8 @@ class Outline(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...] = ()
     order: tuple[int, ...] = ()
     unread: int = 0
-    sound: bool = False
+    sound: Literal["draft", "ok"] | None = None
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ messages = often(
     st.dictionaries(st.sampled_from(["role", "content", "timestamp", "toolCalls", "toolCallId"]), junk) | junk,
 )
 documents = st.fixed_dictionaries(
-    {"id": often(st.just("k"), junk), "messages": often(st.lists(messages, max_size=5), junk)},
+    {"id": often(st.sampled_from(["k", "k", "other"]), junk), "messages": often(st.lists(messages, max_size=5), junk)},
     optional={
         "createdAt": times,
         "updatedAt": times,

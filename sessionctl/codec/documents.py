@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ..history import Soundness, Turn, finding
 from ..model import Call, Damage, Finding, Outline, Result, Step
@@ -116,9 +117,11 @@ class _Sound:
         self.times += [message.timestamp for message in messages]
 
     def outline(self, document: _Document, now: int) -> Outline:
-        if not self.history.ends():
+        status, count = self.history.status(), self.history.count
+        if status is None:
             raise NotPlain
-        return _plain_outline(document, now, self.times, (), self.title, self.history.count, sound=True)
+        found = _plain_outline(document, now, self.times, (), self.title, count)
+        return replace(found, sound=status, last=f"messages[{count - 1}]")
 
 
 def sound_document(payload: bytes, now: int) -> Outline:
@@ -219,8 +222,6 @@ def _plain_outline(
     steps: tuple[Step, ...],
     title: str | None,
     unread: int = 0,
-    *,
-    sound: bool = False,
 ) -> Outline:
     """The outline where every time in the document can be believed; raises NotPlain for any other."""
     newest = max(times, default=0)
@@ -250,7 +251,6 @@ def _plain_outline(
         owner=owner or None,
         title=(metadata.title if metadata and metadata.title else title),
         unread=unread,
-        sound=sound,
     )
 
 

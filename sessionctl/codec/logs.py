@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ..history import Soundness, Turn, chain, damage_place, finding, repeats
+from ..history import Soundness, Turn, chain, damage_place, entry_place, finding, repeats
 from ..model import Call, Damage, Entry, Finding, Outline, Result, Step
 from .documents import PLAIN, SPOKEN
 from .messages import MADE_UP, content_text, step_of
@@ -281,7 +281,8 @@ def sound_log(chunks: Iterable[bytes]) -> Outline:
     """
     history = Soundness()
     title: str | None = None
-    for entries in _in_a_row(chunks):
+    last = ""
+    for entries, start in _in_a_row(chunks):
         turns: list[Turn] = []
         for entry in entries:
             turn, text = _turn(entry.message)
@@ -290,20 +291,26 @@ def sound_log(chunks: Iterable[bytes]) -> Outline:
                 title = one_line(text)
         if not history.follows(turns):
             raise NotPlain
-    if not history.ends():
+        last = entry_place(entries[-1].id, history.count, start)
+    status = history.status()
+    if status is None:
         raise NotPlain
-    return Outline("log", steps=(), title=title, unread=history.count, sound=True)
+    return Outline("log", steps=(), title=title, unread=history.count, sound=status, last=last)
 
 
 def brief_log(chunks: Iterable[bytes]) -> Outline:
     """The outline of a log of which each entry follows the one before, all ``unread``; raises one of ODD for others."""
-    return Outline("log", steps=(), unread=sum(map(len, _in_a_row(chunks))))
+    return Outline("log", steps=(), unread=sum(len(entries) for entries, _ in _in_a_row(chunks)))
 
 
-def _in_a_row(chunks: Iterable[bytes]) -> Iterator[list[_Entry]]:
-    """The entries of a log, some at a time; raises one of ODD at one that does not follow the one before."""
+def _in_a_row(chunks: Iterable[bytes]) -> Iterator[tuple[list[_Entry], int]]:
+    """The entries of a log, some at a time, and where the last of them starts (in bytes).
+
+    Raises one of ODD at one that does not follow the one before.
+    """
     names = array("q")
     before: str | None = None
+    end = 0
     for block in _blocks(chunks):
         entries = _entries(block)
         for entry in entries:
@@ -311,7 +318,8 @@ def _in_a_row(chunks: Iterable[bytes]) -> Iterator[list[_Entry]]:
                 raise NotPlain
             before = entry.id
         names.extend([hash(entry.id) for entry in entries])
-        yield entries
+        yield entries, end + block.rfind(b"\n", 0, -1) + 1
+        end += len(block)
     if not names or repeats(names):
         raise NotPlain
 
