@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+EVERY = 0.1
+"""Seconds between two drawings."""
 
 
 class Bar:
@@ -21,11 +26,17 @@ class Bar:
 
 
 class _Shown(Bar):
+    """Drawn in passing: a thread that draws would keep large stores from being read by several processes."""
+
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar, self._task = bar, task
+        self._drawn = 0.0
 
     def __call__(self) -> None:
         self._bar.advance(self._task)
+        if (now := time.monotonic()) - self._drawn > EVERY:
+            self._drawn = now
+            self._bar.refresh()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -48,7 +59,7 @@ def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[B
 
     columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}")]
     columns += [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if total else [MofNCompleteColumn()]
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True, auto_refresh=False) as bar:
         yield _Shown(bar, bar.add_task(text, total=total))
 
 

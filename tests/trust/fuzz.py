@@ -1,6 +1,6 @@
 """What reads what others wrote, given anything: it ends, and raises nothing but errors of our own.
 
-    python -m tests.trust.fuzz 60            # each target so many seconds, coverage-guided (pip install atheris)
+    python -m tests.trust.fuzz 60            # each target so many seconds, coverage-guided (extra: fuzz)
     python -m tests.trust.fuzz 3600 repair   # one target
     python -m tests.trust.fuzz 0 repair FILE # one input, with its traceback
 
