@@ -206,16 +206,25 @@ def make_console(*, stderr: bool, width: int | None = None) -> Console:
 
 def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
     """Rows in aligned columns, never cut, by display width; the last column is not padded."""
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    aligned = "  ".join(f"{{:{'>' if index in right else '<'}{width}}}" for index, width in enumerate(widths))
+    for line in lines:
+        if not "".join(line).isascii():
+            pads = [width - _width(cell) for cell, width in zip(line, widths, strict=True)]
+            cells = enumerate(zip(line, pads, strict=True))
+            yield "  ".join(" " * pad + cell if i in right else cell + " " * pad for i, (cell, pad) in cells).rstrip()
+        else:
+            yield aligned.format(*line).rstrip()
+
+
+def _width(text: str) -> int:
+    """Cells that a text takes at a terminal."""
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len
 
-    lines = [list(head), *(list(row) for row in rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = []
-        for index, (cell, width) in enumerate(zip(line, widths, strict=True)):
-            pad = " " * (width - cell_len(cell))
-            cells.append(pad + cell if index in right else cell + pad)
-        yield "  ".join(cells).rstrip()
+    return cell_len(text)
 
 
 def ascii_only() -> bool:

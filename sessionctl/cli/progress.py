@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
 EVERY = 0.1
 """Seconds between two drawings."""
 
