@@ -250,7 +250,7 @@ def _read_note(path: Path) -> Holder | None:
         name, pid, host, since = str(note["name"]), int(note["pid"]), str(note["host"]), int(note["since"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if pid <= 0 or (host == socket.gethostname() and not _alive(pid)):
+    if pid <= 0 or (host == socket.gethostname() and (not _alive(pid) or _began_after(pid, since))):
         return None
     return Holder(f"{host}:{pid}", since, None, name)
 
@@ -285,3 +285,18 @@ def _alive(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+_SKEW = 60_000
+"""ms by which a clock may have been set since a note was written."""
+
+
+def _began_after(pid: int, since: int) -> bool:
+    """Whether the process of this id is younger than ``since`` (ms): another one that was given the number again."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return False  # the system does not tell
+    return time.time_ns() // 1_000_000 - age * 1000 > since + _SKEW

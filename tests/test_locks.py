@@ -175,8 +175,10 @@ def test_notes_of_others(tmp_path: Path) -> None:
     """What lies among the notes is read without hanging and believed only where it is a note of somebody alive."""
     place = tmp_path / ".sessionctl" / "locks"
     place.mkdir(parents=True)
-    note = {"name": "log:k", "pid": os.getpid(), "host": socket.gethostname(), "since": 1}
+    note = {"name": "log:k", "pid": os.getpid(), "host": socket.gethostname(), "since": time.time_ns() // 1_000_000}
     (place / "a.json").write_text(json.dumps(note))
+    if sys.platform == "linux":  # a process that began after the lock was taken has the number of one that is gone
+        (place / "again.json").write_text(json.dumps(note | {"name": "again", "since": 1}))
     (place / "dead.json").write_text(json.dumps(note | {"name": "dead", "pid": 2**22 + 1}))
     (place / "far.json").write_text(json.dumps(note | {"name": "far", "host": "elsewhere", "pid": 2**22 + 1}))
     (place / "odd.json").write_text("[1]")
