@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sessionctl import codec
 from sessionctl.codec.documents import fast_document, slow_document
 from sessionctl.codec.logs import Line, LogReader, lines_of, read_line
+from sessionctl.codec.stringify import js_dumps, spelled_loads
 from sessionctl.codec.text import OLDEST, NotPlain, has_lone_surrogate
 from sessionctl.history import judge
 from sessionctl.model import Outline, Ref, Step
@@ -93,7 +94,7 @@ def tolerant(ref: Ref, payload: bytes) -> Outline:
     size = 0
     for line in lines_of([payload]):
         size += len(line.raw) + 1
-        reader._feed_odd(line)
+        reader.take(line)
     return reader.outline(size)
 
 
@@ -319,6 +320,87 @@ def test_deep_nesting_is_damage_and_no_crash(ref: Ref, opening: str) -> None:
     outline = codec.outline(ref, (head + deep + "\n").encode(), NOW)
     assert [d.code for d in outline.damage] == ["invalid-json"]
     assert "nested too deeply" in outline.damage[0].message or "Expecting" in outline.damage[0].message
+
+
+@pytest.mark.parametrize("ref", [DOC, LOG])
+def test_a_depth_that_one_way_still_reads_is_no_crash(ref: Ref) -> None:
+    """How deep is too deep depends on the stack of the moment; the messages are those of the outline anyway."""
+    for depth in range(900, 1000):
+        deep = "[" * depth + "]" * depth
+        payload = said(ref, f'"x": {deep}')
+        session = codec.read(ref, payload, NOW)
+        assert len(session.messages) == len(session.outline.steps or ())
+
+
+@pytest.mark.parametrize("ref", [DOC, LOG])
+def test_a_number_may_have_any_number_of_digits(ref: Ref) -> None:
+    """As JSON.parse takes it; Python takes no int of more than 4300."""
+    payload = said(ref, f'"x": -{"7" * 5000}')
+    assert agrees(ref, payload)
+    assert [message.text for message in codec.read(ref, payload, NOW).messages] == ["hi", "yes"]
+    assert js_dumps(spelled_loads("7" * 5000)) == "7" * 5000
+
+
+def said(ref: Ref, extra: str = "") -> bytes:
+    """A session without fault; the first message has ``extra``."""
+    one = '"role": "user", "content": "hi", "timestamp": 1800000000000' + (", " + extra if extra else "")
+    two = '"role": "assistant", "content": "yes", "timestamp": 1800000000000'
+    if ref.kind == "log":
+        pair = (
+            f'{{"id": "a", "parentId": null, "message": {{{one}}}}}',
+            f'{{"id": "b", "parentId": "a", "message": {{{two}}}}}',
+        )
+        return "".join(f"{line}\n" for line in pair).encode()
+    return document_of(f"{{{one}}}", f"{{{two}}}")
+
+
+def document_of(*messages: str, more: str = "") -> bytes:
+    head = '{\n  "id": "k",\n  "messages": [\n    '
+    tail = f'\n  ],\n  "createdAt": 1800000000000,\n  "updatedAt": 1800000000000{more}\n}}'
+    return (head + ",\n    ".join(messages) + tail).encode()
+
+
+_CALL = '"toolCalls": [{"id": "c", "name": "n", "arguments": {}}]'
+
+
+@pytest.mark.parametrize(
+    ("ref", "payload"),
+    [
+        (DOC, said(DOC)),
+        (LOG, said(LOG)),
+        (
+            DOC,
+            document_of(
+                f'{{"role": "user", "content": "hi", "timestamp": 1800000000000, {_CALL}}}',
+                '{"role": "tool", "content": "x", "timestamp": 1800000000000, "toolCallId": "c"}',
+            ),
+        ),
+        (DOC, said(DOC)[:-2] + b',\n  "mess\\u0061ges": []\n}'),
+        (DOC, said(DOC)[:-2] + b',\n  "messages": []\n}'),
+        (
+            LOG,
+            b'{"id": "a", "parentId": null, "message": {"role": "system", "content": '
+            b'[{"type": "tool_use", "id": "c", "name": "n", "input": {}}]}}\n'
+            b'{"id": "b", "parentId": "a", "message": {"role": "system", "content": '
+            b'[{"type": "tool_result", "tool_use_id": "c", "content": "x"}]}}\n',
+        ),
+    ],
+    ids=["document", "log", "a user calls", "hidden list", "second list", "the system calls"],
+)
+def test_what_is_judged_in_passing_is_judged_alike(ref: Ref, payload: bytes) -> None:
+    assert agrees(ref, payload)
+    whole = tolerant(ref, payload)
+    for cut in (0, 40):
+        found = codec.summary_of_chunks(ref, lambda: [payload[:cut], payload[cut:]] if cut else [payload], NOW)  # noqa: B023
+        assert judge(found).status == judge(whole).status
+        assert len(found.steps or ()) + found.unread == len(whole.steps or ())
+        assert (found.id, found.title) == (whole.id, whole.title)
+
+
+def test_an_empty_id_is_none_by_either_way() -> None:
+    payload = said(DOC).replace(b'"id": "k"', b'"id": ""')
+    assert codec.summary(DOC, payload, NOW).id is None
+    assert [note.message for note in codec.summary(DOC, payload, NOW).notes] == ["the id inside is no text"]
 
 
 def test_a_hostile_line_takes_linear_time() -> None:

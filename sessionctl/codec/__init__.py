@@ -18,7 +18,7 @@ from ..keys import split_composite
 from ..model import Outline, Ref, Session
 from .checkpoints import approvals
 from .documents import brief_document, fast_document, parse_document, slow_document, sound_chunks, sound_document
-from .logs import LogReader, brief_log, lines_of, read_line, sound_log
+from .logs import LogReader, brief_log, lines_of, sound_log
 from .messages import message_of
 from .text import ODD, OLDEST
 
@@ -116,16 +116,17 @@ def read(ref: Ref, payload: bytes, now: int) -> Session:
 
     Messages of a log that are not part of its history are in ``others``, and all are where there is no history.
     """
-    found = outline(ref, payload, now)
     if ref.kind == "document":
-        document, _ = parse_document(payload)
+        found, document = slow_document(payload, now)
         messages = tuple(message_of(m) for m in document["messages"]) if document else ()
-        return Session(ref, found, messages)
+        return Session(ref, _named(ref, found), messages)
+    reader = LogReader()
     decoded = [
         message_of(piece.value["message"], fallback_id=piece.value["id"])
         for line in lines_of([payload])
-        for piece in read_line(line)[0]
+        for piece in reader.take(line)
     ]
+    found = reader.outline(len(payload))
     branches = _branches(found)
     return Session(
         ref,

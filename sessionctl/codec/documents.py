@@ -109,7 +109,7 @@ class _Sound:
                     self.title = one_line(message.content)
             else:
                 ids = [call.id for call in calls if call.id and call.name and call.result is None]
-                if not ids or len(ids) < len(calls):
+                if not ids or len(ids) < len(calls) or role == "user":
                     raise NotPlain
                 turns.append((role, ids, ()))
         if not self.history.follows(turns):
@@ -156,7 +156,7 @@ def fast_document(payload: bytes, now: int) -> Outline:
             steps.append(PLAIN[role])
             if title is None and role == "user":
                 title = one_line(message.content)
-        elif calls:
+        elif calls and role != "user":
             inline.update(call.id for call in calls if call.result is not None)
             made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
             steps.append(Step(role, tuple(made)))
@@ -195,13 +195,15 @@ def sound_chunks(chunks: Iterable[bytes], now: int) -> Outline:
             raise NotPlain
     last = rest.find(b"\n  ]")
     tail = rest[last:]
-    if last < 0 or b'"messages"' in tail:
+    if last < 0 or _messages(tail):
         raise NotPlain
     found.add(_decode_messages(_utf8(b"[" + rest[:last] + b"]")))
     return found.outline(_decode(_utf8(head[0] + tail)), now)
 
 
 _head = re.compile(rb'\{\n  "id": "[^"\\\x00-\x1f]*",\n  "messages": \[').match
+_messages = re.compile(rb'"messages"|\\u00[67]').search
+"""A second list of messages, or the escape of a letter, in which its name could hide."""
 _BETWEEN = b"\n    },\n    {"
 _FIRST = len(b"\n    }")
 _LONGEST = 32 << 20
@@ -240,7 +242,7 @@ def _plain_outline(
         owner = document.principalId
     return Outline(
         "document",
-        document.id,
+        document.id or None,
         steps,
         created_at=document.createdAt,
         updated_at=document.updatedAt,

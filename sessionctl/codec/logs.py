@@ -164,7 +164,7 @@ def _damage(code: str, message: str, line: Line) -> Damage:
 
 
 def _whole_entries(raw: bytes, start: int, number: int) -> list[Piece]:
-    decoder = json.JSONDecoder(parse_constant=refuse_constant)
+    decoder = json.JSONDecoder(parse_constant=refuse_constant, parse_int=float)
     pieces: list[Piece] = []
     # One character a byte, so that places in the text are places in the bytes.
     text = raw.decode("latin-1")
@@ -346,7 +346,7 @@ def _turn(message: _LogMessage) -> tuple[Turn, str | None]:
             results.append(block.tool_use_id)
         elif kind == "text":
             text = _only_text(block, role, text)
-    if not content or (results and len(results) < len(content)):
+    if not content or (results and (len(results) < len(content) or role == "system")):
         raise NotPlain
     return (role, calls, results), text
 
@@ -367,13 +367,14 @@ class LogReader:
         try:
             name, parent, step, text = _fast_entry(line)
         except ODD:
-            self._feed_odd(line)
+            self.take(line)
             return
         raw = line.raw
         entry = Entry(name, parent, step, line.start, line.start + len(raw), line.number)
         self._add(entry, hash(raw), one_line(text) if text is not None and self.title is None else None)
 
-    def _feed_odd(self, line: Line) -> None:
+    def take(self, line: Line) -> list[Piece]:
+        """``feed`` in the tolerant way, which decodes all; gives back the entries that it found."""
         pieces, damage = read_line(line)
         self.damage.extend(d._replace(raw=b"") for d in damage)
         if not line.ended and not damage:
@@ -411,6 +412,7 @@ class LogReader:
                 hash(piece.raw),
                 text,
             )
+        return pieces
 
     def _add(self, entry: Entry, digest: int, text: str | None) -> None:
         index = len(self.entries)

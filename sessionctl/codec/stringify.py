@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
-from .text import refuse_constant
+from .text import MOST_DIGITS, refuse_constant
 
 _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 _PLAIN_POINTS = range(-5, 22)
@@ -46,7 +46,7 @@ def _read_float(text: str) -> float:
 
 
 def _read_int(text: str) -> int | float:
-    return int(text) if text != "-0" else SpelledNumber(text)
+    return int(text) if text != "-0" and len(text) <= MOST_DIGITS else SpelledNumber(text)
 
 
 def _is_finite(number: float) -> bool:

@@ -12,6 +12,8 @@ OLDEST = 100_000_000_000
 """ms: an earlier time (March 1973) is no time in ms; one above a hundredth of it is taken for seconds."""
 PREVIEW = 120
 """Characters kept of a title made from the first user message."""
+MOST_DIGITS = 640
+"""Digits of an int that Python takes, however it is set up."""
 
 _SURROGATE = re.compile(
     rb"\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -42,6 +44,14 @@ def loads(data: bytes | str) -> Any:
         return json.loads(data, parse_constant=refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an int of more digits than Python takes, or a constant, which is refused again
+        return json.loads(data, parse_constant=refuse_constant, parse_int=_number)
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits)
 
 
 def not_json(error: ValueError) -> str:
