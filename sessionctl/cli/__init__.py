@@ -37,12 +37,27 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
+def _name_no_types(command: Any) -> None:
+    """Leave Python's types out of the help of flags and arguments: ``<bool>`` and ``<list[str]>`` tell nobody much."""
+
+    def quiet(param: Any) -> Any:
+        if param is not None and (param.param_type_name == "argument" or param.is_flag):
+            param.display_type_rich = lambda ctx: None
+        return param
+
+    help_option = command.get_help_option
+    command.get_help_option = lambda ctx: quiet(help_option(ctx))
+    for param in command.params:
+        quiet(param)
+
+
 class LazyGroup(TyperGroup):
     """Loads a command's module when it is named, so that starting stays instant."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = dict.fromkeys(COMMANDS)
+        _name_no_types(self)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -51,6 +66,7 @@ class LazyGroup(TyperGroup):
             app = import_module(f".{COMMANDS[cmd_name]}", __package__).app
             command = typer.main.get_command(app)
             command.name = cmd_name
+            _name_no_types(command)
             self.commands[cmd_name] = command
         return self.commands[cmd_name]
 

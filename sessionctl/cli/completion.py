@@ -103,7 +103,9 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH, "powershell": POWERSHELL}
 
 @app.command(epilog="Examples:\n\n  sessionctl completion bash\n\n  sessionctl completion fish | head -n 2")
 def completion(
-    shell: Annotated[str, typer.Argument(help=", ".join(SCRIPTS) + ".", autocompletion=words(*SCRIPTS))],
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", help=", ".join(SCRIPTS) + ".", autocompletion=words(*SCRIPTS))
+    ],
 ) -> None:
     """Print the script that makes a shell complete commands, options, statuses, store names and session keys."""
     print(SCRIPTS[choice("shell", shell, tuple(SCRIPTS))], end="")

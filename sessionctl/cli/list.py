@@ -50,7 +50,9 @@ def list_sessions(
         str | None,
         typer.Option("--older-than", help="Not active since: 24h, 2026-01-31, …", rich_help_panel="Which sessions"),
     ] = None,
-    sort: Annotated[str, typer.Option("--sort", help=f"{', '.join(SORTS)}.", rich_help_panel=STORE)] = "activity",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="FIELD", help=f"{', '.join(SORTS)}.", rich_help_panel=STORE)
+    ] = "activity",
     reverse: Annotated[
         bool, typer.Option("-r", "--reverse", help="The other way round.", rich_help_panel=STORE)
     ] = False,

@@ -39,10 +39,15 @@ MOST_NAMED = 5
 @takes
 def migrate(
     filters: Filters,
-    source: Annotated[str, typer.Argument(help="Folder, URL or configured name to copy from.", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="Folder, URL or configured name to copy from.", show_default=False),
+    ],
     target: Annotated[
         str,
-        typer.Argument(help="Where to copy to; a folder is made if it is not there.", show_default=False),
+        typer.Argument(
+            metavar="TARGET", help="Where to copy to; a folder is made if it is not there.", show_default=False
+        ),
     ],
     ids: Annotated[
         list[str] | None,
@@ -58,6 +63,7 @@ def migrate(
         str,
         typer.Option(
             "--on-conflict",
+            metavar="WAY",
             help="For another version at the target: skip (and report it), newer (the later activity wins), overwrite, "
             "or fail (before anything is written).",
             rich_help_panel=COPIES,

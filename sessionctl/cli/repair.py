@@ -69,6 +69,7 @@ def repair_sessions(
         str,
         typer.Option(
             "--strategy",
+            metavar="WAY",
             help="For calls without a result: results (add one that says the tool did not run), note (besides, a "
             "user's note at the end), truncate (take out an unfinished turn at the end).",
             rich_help_panel=WHAT,

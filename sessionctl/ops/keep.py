@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,11 +24,18 @@ LARGEST = 256 << 20
 def check_place(path: str, option: str) -> None:
     """Raise UsageError if a file could not be written there; asked before the work, not after it."""
     folder = Path(path).parent
-    if not path or path.endswith("/") or Path(path).is_dir():
+    if not path or path.endswith("/") or os.path.isdir(path):
         raise UsageError(f"{option} names no file: {quoted(path, 300)}")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(f"{option}: there is no folder {quoted(str(folder), 300)}")
-    if Path(path).is_symlink() or (Path(path).exists() and not Path(path).is_file()):
+    try:
+        is_file = stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        is_file = True  # it will be
+    except (OSError, ValueError) as error:
+        said = reason(error) if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{option}: {quoted(path, 300)}: {said}") from error
+    if not is_file:
         raise UsageError(f"{option}: {quoted(path, 300)} is not a regular file")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{option}: cannot write in {quoted(str(folder), 300)}")

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UnknownStore
@@ -56,7 +55,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     configured = load().stores.get(text)
     if configured is not None:
         return open_store(configured.url)
-    if Path(text).is_dir():
+    if os.path.isdir(text):  # False also for what cannot be a name
         return _open("file", f"file:{text}")
     if text == "file":
         return open_store(default_folder())
@@ -64,7 +63,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return _open("redis", "redis:")
     from difflib import get_close_matches
 
-    new = f"./{text}" if re.fullmatch(r"[\w.-]+", text) else "./NAME"
+    new = f"./{text}" if re.fullmatch(r"[\w.-]{1,80}", text) else "./NAME"
     near = get_close_matches(text, (*load().stores, "file", "redis"), 1)
     raise UnknownStore(
         f"no store is called {quoted(text)}" + (f"; did you mean {near[0]}?" if near else ""),

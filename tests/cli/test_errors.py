@@ -200,3 +200,28 @@ def test_codes_are_stable() -> None:
         "write-failed": 7, "some-failed": 8, "SESSION_OWNERSHIP_MISMATCH": 9, "busy": 75,
     }  # fmt: skip
     assert found.items() >= promised.items()
+
+
+LONG = "x" * 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["list", "-s", LONG], 2, "no store is called"),
+        (["list", "-s", f"./{LONG}"], 7, "file name too long"),
+        (["list", "-s", f"sqlite:///{LONG}"], 7, "file name too long"),
+        (["list", "-s", f"redis://{LONG}/0"], 2, "something else than a host"),
+        (["list", "-s", f"postgresql://{LONG}/x"], 2, "not the URL of a database"),
+        (["gc", "-s", "STORE", "--older-than", "1d", "-y", "--archive", LONG], 2, "no store is called"),
+        (["gc", "-s", "STORE", "--older-than", "1d", "--save-plan", LONG], 2, "--save-plan: 'x"),
+        (["gc", "-s", "STORE", "--older-than", "1d", "-y", "--metrics", LONG], 2, "--metrics: 'x"),
+        (["gc", "-s", "STORE", "--plan", LONG], 2, "file name too long"),
+        (["tail", "-s", "STORE", "--cursor", LONG], 2, "--cursor: 'x"),
+        (["migrate", "STORE", LONG], 2, "no store is called"),
+        (["repair", "-s", "STORE", "--fix", "--backup", LONG], 2, "no store is called"),
+        (["show", "-s", "STORE", LONG], 2, "the limit is 250"),
+    ],
+)
+def test_names_that_no_system_takes(folder: Path, arguments: list[str], code: int, said: str) -> None:
+    refuse(folder, *(a.replace("STORE", str(folder)) for a in arguments), code=code, says=said)

@@ -159,6 +159,24 @@ def test_a_failure_stops_the_others_and_is_raised_when_all_is_told() -> None:
     assert seen.count(12) >= 1 and len(seen) < 10_000
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_process_that_is_killed_stops_the_others(which: int, early: bool) -> None:
+    seen = []
+    with Crew([counting, counting]) as crew:
+        victim = crew._processes[which]
+        if early:
+            victim.kill()
+            victim.join()
+        crew.start([100_000, 100_000])
+        with pytest.raises(StoreError, match="ended from outside"):
+            for number in crew.results():
+                seen.append(number)
+                if number == 5:
+                    victim.kill()
+    assert len(seen) < 10_000
+
+
 def test_a_crew_stops_between_two_items() -> None:
     seen = []
     with Crew([counting]) as crew:

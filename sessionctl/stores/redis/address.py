@@ -208,6 +208,10 @@ def _host(text: str, default: int) -> tuple[str, int]:
     else:
         host, _, port = text.partition(":")
         valid = True
+    try:
+        host.encode("idna")
+    except UnicodeError:  # a label that is too long, or empty: no such host can be asked for
+        valid = False
     number = int(port) if port.isascii() and port.isdigit() else default
     if not valid or not host or (port and not port.isdigit()) or not 0 < number < 65536:
         raise UsageError("the Redis URL holds something else than a host and a port number", hint=_ESCAPE)

@@ -105,9 +105,15 @@ def _of_cluster(error: failed.RedisClusterException, address: Address) -> StoreE
     return StoreError(f"the Redis Cluster at {address.servers} cannot be used: {of_server(error)}")
 
 
+def _bracketed(place: str) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    host, _, port = place.rpartition(":")
+    return f"[{host}]:{port}" if ":" in host else place
+
+
 def _of_connection(error: failed.ConnectionError, address: Address) -> StoreError:
     peer = _PEER.search(str(error))
-    place = peer[1] if peer and address.way != "socket" else address.servers
+    place = _bracketed(peer[1]) if peer and address.way != "socket" else address.servers
     cause = _cause(error)
     match cause:
         case ssl.SSLCertVerificationError():

@@ -25,6 +25,7 @@ def parse(url: str) -> Database:
         return Sqlite(Path(path).expanduser().resolve())
     try:
         parsed = sa.make_url(url)
+        (parsed.host or "").encode("idna")  # raises for what can be no host's name
     except (ArgumentError, ValueError):
         raise UnknownStore("this is not the URL of a database", hint=_FORMS) from None
     return Postgres(parsed)

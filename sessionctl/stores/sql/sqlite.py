@@ -88,7 +88,7 @@ class Sqlite(Database):
         return connection
 
     def _open_writer(self) -> sqlite3.Connection:
-        if not self.path.parent.is_dir():
+        if not os.path.isdir(self.path.parent):
             raise WriteFailed(f"cannot make {self.name}: there is no folder {quoted(str(self.path.parent), 300)}")
         with suppress(FileExistsError):
             # Not closed: another thread may hold a lock on the new database already, which closing it would end.
@@ -135,7 +135,7 @@ class Sqlite(Database):
 
     def lock(self, name: str, what: str, wait: float) -> Lease:
         folder = self.path.parent
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise WriteFailed(f"cannot lock {what}: there is no folder {quoted(str(folder), 300)}")
         return FileLease(folder, f"{self.path.name}:{name}", what, wait)
 
