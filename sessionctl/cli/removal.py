@@ -166,8 +166,16 @@ class Report:
 
 
 def archived(safety: Safety, settings: StoreConfig) -> Safety:
-    """``safety`` with the archive that is configured for the store, unless another is named."""
-    return safety if safety.archive is not None else replace(safety, archive=settings.archive)
+    """``safety`` with the archive that is configured for the store, unless another is named.
+
+    Raises UnknownStore for what names none: before anything is locked or looked at.
+    """
+    safety = safety if safety.archive is not None else replace(safety, archive=settings.archive)
+    if safety.archive is not None:
+        from ..stores import open_store
+
+        open_store(safety.archive).close()
+    return safety
 
 
 def carry_out(

@@ -112,23 +112,23 @@ class Crew(Generic[J, T]):
 
         fork = get_context("fork")
         sys.stdout.flush()  # what is buffered must not be written by two
-        pipes = [fork.Pipe() for _ in works]
-        self._ends: list[Any] = [ours for ours, _ in pipes]
+        self._ends: list[Any] = []
         self._working: list[Any] = []
-        self._processes = [
-            fork.Process(target=_serve, args=(theirs, self._ends, work, os.getpid()), daemon=True)
-            for (_, theirs), work in zip(pipes, works, strict=True)
-        ]
-        for process in self._processes:
+        self._processes: list[Any] = []
+        for work in works:
+            ours, theirs = fork.Pipe()
+            self._ends.append(ours)
+            process = fork.Process(target=_serve, args=(theirs, self._ends, work, os.getpid()), daemon=True)
             process.start()
-        for _, theirs in pipes:
-            theirs.close()
+            theirs.close()  # before the next fork: held by another process it would hide that this one is dead
+            self._processes.append(process)
 
     def start(self, jobs: Iterable[J]) -> None:
         """Give each process a job."""
         for end, job in zip(self._ends, jobs, strict=False):
-            end.send(job)
             self._working.append(end)
+            with suppress(OSError):  # of one that is dead, which the results tell
+                end.send(job)
 
     def results(self) -> Iterator[T]:
         """What the processes send, as it comes, until all are done.
