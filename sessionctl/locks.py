@@ -183,7 +183,7 @@ class FileLease(Lease):
 
     def check(self) -> None:
         if not self._file.is_locked or not self._lock_path.exists():
-            raise LockLost("the lock file is gone; nothing was written under it")
+            raise LockLost("the lock file is gone; nothing more is written under it")
 
     def release(self) -> None:
         if not self._file.is_locked:

@@ -375,7 +375,7 @@ def _carry_out(
     *,
     quiet: bool,
 ) -> None:
-    """Copy; when it is interrupted or the store is lost, what was done until then is told."""
+    """Copy; when it is interrupted, or a store or its lock is lost, what was done until then is told."""
     refs = report.chosen.refs
     with progress("copying", len(refs), quiet=quiet) as tick, stop_between(tick) as step:
         try:
@@ -392,8 +392,8 @@ def _carry_out(
                 crew=crew,
             )
             return
-        except (KeyboardInterrupt, StoreError) as error:
-            failure: KeyboardInterrupt | StoreError = error
+        except (KeyboardInterrupt, SessionctlError) as error:
+            failure: KeyboardInterrupt | SessionctlError = error
     if isinstance(failure, KeyboardInterrupt):
         report.say()
         left = plural(len(refs) - len(report.outcome.told), "session")

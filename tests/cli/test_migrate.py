@@ -352,6 +352,28 @@ def test_a_process_that_is_killed_is_told_of_and_a_second_run_does_the_rest(tmp_
     assert (code, value["copied"] + value["identical"]) == (0, SHARED)
 
 
+@pytest.mark.parametrize("count", [1000, SHARED])
+def test_a_target_that_is_moved_away_ends_it_and_what_was_done_is_told(tmp_path: Path, count: int) -> None:
+    """The lock of the target went with it."""
+    source, target, moved = many(tmp_path / "s", count), tmp_path / "t", tmp_path / "moved"
+    process = subprocess.Popen(
+        [*COMMAND, "migrate", str(source), str(target), "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not list(target.glob("*.json")):
+        time.sleep(0.002)
+    target.rename(moved)
+    target.mkdir()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 6 and '"lock-lost"' in err
+    assert list(target.iterdir()) == []
+    assert json.loads(out)["copied"] == len(list(moved.glob("*.json*"))) < count
+
+
 @needs_two
 def test_no_process_outlives_the_one_that_is_killed(tmp_path: Path, redis: Server) -> None:
     source = many(tmp_path / "s", SHARED)

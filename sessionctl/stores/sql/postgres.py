@@ -161,7 +161,7 @@ class AdvisoryLease(Lease):
 
     def _scalar(self, expression: Expression) -> Any:
         if self._connection is None:
-            raise LockLost("the lock was given back; nothing was written under it")
+            raise LockLost("the lock was given back; nothing more is written under it")
         return self._connection.scalar(sa.select(expression))
 
     def _introduce(self, name: str) -> None:
@@ -175,7 +175,7 @@ class AdvisoryLease(Lease):
         except SQLAlchemyError:
             held = False
         if not held:
-            raise LockLost("the connection that held the lock is gone; nothing was written under it")
+            raise LockLost("the connection that held the lock is gone; nothing more is written under it")
 
     def release(self) -> None:
         connection, self._connection = self._connection, None
