@@ -5,23 +5,29 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 EVERY = 0.1
 """Seconds between two drawings."""
 
 
 class Bar:
-    """Calling it moves the bar on by one. ``hidden``: the bar is out of the way while lines are printed."""
+    """Calling it moves the bar on. ``hidden``: the bar is out of the way while lines are printed."""
 
-    def __call__(self) -> None:
-        """One more is done."""
+    def __call__(self, count: int = 1) -> None:
+        """So many more are done."""
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
         yield
+
+
+class Step(Protocol):
+    """What is called after so many actions."""
+
+    def __call__(self, count: int = 1) -> None: ...
 
 
 class _Shown(Bar):
@@ -31,8 +37,8 @@ class _Shown(Bar):
         self._bar, self._task = bar, task
         self._drawn = 0.0
 
-    def __call__(self) -> None:
-        self._bar.advance(self._task)
+    def __call__(self, count: int = 1) -> None:
+        self._bar.advance(self._task, count)
         if (now := time.monotonic()) - self._drawn > EVERY:
             self._drawn = now
             self._bar.refresh()
@@ -63,7 +69,7 @@ def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[B
 
 
 @contextmanager
-def stop_between(tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def stop_between(tick: Bar) -> Iterator[Step]:
     """Let Ctrl-C end the work at the next call of the yielded function, between two actions; a second one at once."""
     asked = False
 
@@ -73,8 +79,8 @@ def stop_between(tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
         asked = True
 
-    def step() -> None:
-        tick()
+    def step(count: int = 1) -> None:
+        tick(count)
         if asked:
             raise KeyboardInterrupt
 

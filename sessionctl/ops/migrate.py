@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ import msgspec
 from .. import codec
 from ..durations import iso, size
 from ..errors import (
+    LockLost,
     SessionChanged,
     SessionctlError,
     SessionLocked,
@@ -32,7 +33,7 @@ from ..keys import quoted
 from ..model import Kind, Record, Ref, Stamp
 from ..stores.base import Put, Store, Want
 from .gc import Failure, Protection, Skip, protection
-from .parallel import Crew, processes
+from .parallel import Crew, ForkRefused, processes
 from .select import Context, Filter, Summary, summarise, survey
 
 T = TypeVar("T")
@@ -266,10 +267,10 @@ def migrate(
     now: Callable[[], int],
     shown: Mapping[Ref, Stamp] | None = None,
     check: Callable[[], None] = lambda: None,
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[int], None] = lambda count: None,
     crew: MigrateCrew | None = None,
 ) -> None:
-    """Copy these sessions, writing into ``outcome`` as it goes; may be stopped in ``tick``, which is called for each.
+    """Copy these sessions, writing into ``outcome`` as it goes; may be stopped in ``tick``, told how many were.
 
     ``shown`` (from ``compare``) are the versions at the target that may be replaced; others that differ are conflicts
     then. ``check`` raises when the stores' own locks are lost. Raises StoreError when a store is lost; what was done by
@@ -285,14 +286,15 @@ def migrate(
     todo = run.admit(refs)
     if crew is None:
         for count in run.batches(todo, check):
-            _tick(tick, count)
+            tick(count)
         return
-    crew.start(Job(todo[part :: len(crew)], options, shown) for part in range(len(crew)))
+    place = target.place()
+    crew.start(Job(todo[part :: len(crew)], options, shown, place) for part in range(len(crew)))
     try:
         for part, count in crew.results():
             outcome.add(part)
             check()
-            _tick(tick, count)
+            tick(count)
     except BaseException:
         crew.stop()
         for part, _ in crew.results():
@@ -302,17 +304,13 @@ def migrate(
         outcome.sort()
 
 
-def _tick(tick: Callable[[], None], count: int) -> None:
-    for _ in range(count):
-        tick()
-
-
 class Job(NamedTuple):
-    """What one process of a crew is to copy; the fields are the arguments of ``migrate``."""
+    """What one process of a crew is to copy, and where to: ``Store.place`` of the target, which may have been moved."""
 
     refs: Sequence[Ref]
     options: Options
     shown: Mapping[Ref, Stamp] | None
+    place: Hashable
 
 
 MigrateCrew = Crew[Job, tuple[Outcome, int]]
@@ -327,19 +325,21 @@ def crew_of(source: Store, target: Store, count: int, *, now: Callable[[], int])
     size = processes() if count >= WORTH_SHARING else 1
     pairs = [(source.again(), target.again()) for _ in range(size if size > 1 else 0)]
     works = [partial(_copy_part, mine, its, now) for mine, its in pairs if mine is not None and its is not None]
-    if not works:
-        yield None
-        return
-    with Crew[Job, tuple[Outcome, int]](works) as crew:
-        for store in chain.from_iterable(pairs):
-            assert store is not None
-            store.close()
+    try:
+        crew = Crew[Job, tuple[Outcome, int]](works) if works else None
+    except ForkRefused:
+        crew = None
+    for store in filter(None, chain.from_iterable(pairs)):
+        store.close()
+    with crew or nullcontext():
         yield crew
 
 
 def _copy_part(source: Store, target: Store, now: Callable[[], int], job: Job) -> Iterator[tuple[Outcome, int]]:
     """The work of one process: what came of each batch, and of how many sessions it was."""
     run = _Run(source, target, job.options, Outcome(), now, job.shown)
+    if target.place() != job.place:
+        raise LockLost("the target is not the one that was locked; nothing was written under it")
     try:
         for count in run.batches(job.refs, lambda: None):
             done, run.outcome = run.outcome, Outcome()
@@ -357,13 +357,13 @@ def compare(
     options: Options,
     *,
     now: Callable[[], int],
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[int], None] = lambda count: None,
 ) -> Outcome:
     """What ``migrate`` would do, as the outcome that it would have; reads both stores and writes nothing."""
     outcome = Outcome()
     run = _Run(source, target, options, outcome, now, None, dry=True)
     for count in run.batches(run.admit(refs), lambda: None):
-        _tick(tick, count)
+        tick(count)
     return outcome
 
 

@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ..errors import StoreError
@@ -40,71 +42,31 @@ def by_parts(store: Store, work: Callable[[Store], Iterable[T]]) -> Iterator[T]:
     """
     count = processes()
     parts = store.parts(count) if count > 1 else [store]
-    if len(parts) == 1:
-        yield from work(store)
-    else:
-        yield from _collected([(part, work) for part in parts])
-
-
-def _collected(jobs: list[tuple[Store, Callable[[Store], Iterable[T]]]]) -> Iterator[T]:
-    from multiprocessing import get_context
-    from multiprocessing.connection import wait
-
-    fork = get_context("fork")
-    waiting: list[Any] = []
-    processes = []
-    try:
-        for part, work in jobs:
-            reader, writer = fork.Pipe(duplex=False)
-            process = fork.Process(target=_send, args=(writer, part, work), daemon=True)
-            process.start()
-            writer.close()
-            waiting.append(reader)
-            processes.append(process)
-        while waiting:
-            for ready in wait(waiting):
-                items, is_last = _received(ready)
+    if len(parts) > 1:
+        with suppress(ForkRefused), Crew[None, list[T]]([partial(_some, work, part) for part in parts]) as crew:
+            crew.start([None] * len(parts))
+            for items in crew.results():
                 yield from items
-                if is_last:
-                    waiting.remove(ready)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+            return
+    yield from work(store)
 
 
-def _received(reader: Any) -> tuple[list[Any], bool]:
-    try:
-        items, is_last, error = reader.recv()
-    except EOFError:
-        raise StoreError("a process that read a part of the store was ended from outside") from None
-    if error is not None:
-        raise error
-    return items, is_last
+def _some(work: Callable[[Store], Iterable[T]], part: Store, _: None) -> Iterator[list[T]]:
+    items = iter(work(part))
+    while batch := list(islice(items, _BATCH)):
+        yield batch
 
 
-def _send(writer: Connection, part: Store, work: Callable[[Store], Iterable[T]]) -> None:
-    """The forked process: it sends batches of items, the last of them marked, or the error that ended its work."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that collects is told, too, and decides
-    batch: list[T] = []
-    try:
-        for item in work(part):
-            batch.append(item)
-            if len(batch) == _BATCH:
-                writer.send((batch, False, None))
-                batch = []
-        writer.send((batch, True, None))
-    except BrokenPipeError:
-        pass  # nobody collects any more
-    except Exception as error:  # noqa: BLE001 - it is raised again where the items are collected
-        writer.send(([], True, error))
+class ForkRefused(Exception):
+    """The system gives us no more processes."""
 
 
 class Crew(Generic[J, T]):
     """Processes that wait for a job each, and send what ``work`` yields for it one by one.
 
     They are forked at once, before their jobs are known, so that nothing which is opened or locked later is theirs.
-    A context manager; at its end they are gone. One whose parent has died ends after the item that it is at.
+    A context manager; at its end they are gone. One whose parent has died ends after the item that it is at. Raises
+    ForkRefused.
     """
 
     def __init__(self, works: Sequence[Callable[[J], Iterator[T]]]) -> None:
@@ -116,10 +78,14 @@ class Crew(Generic[J, T]):
         self._working: list[Any] = []
         self._processes: list[Any] = []
         for work in works:
-            ours, theirs = fork.Pipe()
-            self._ends.append(ours)
-            process = fork.Process(target=_serve, args=(theirs, self._ends, work, os.getpid()), daemon=True)
-            process.start()
+            try:
+                ours, theirs = fork.Pipe()
+                self._ends.append(ours)
+                process = fork.Process(target=_serve, args=(theirs, self._ends, work, os.getpid()), daemon=True)
+                process.start()
+            except OSError as error:
+                self.__exit__()
+                raise ForkRefused from error
             theirs.close()  # before the next fork: held by another process it would hide that this one is dead
             self._processes.append(process)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -86,6 +87,26 @@ def test_a_process_with_threads_does_not_fork(store: FolderStore) -> None:
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.parametrize("forks", [0, 1])
+def test_where_no_more_processes_are_to_be_had_one_does_it(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, forks: int
+) -> None:
+    made: list[int] = []
+    fork = os.fork
+
+    def refused() -> int:
+        if len(made) == forks:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        made.append(pid := fork())
+        return pid
+
+    monkeypatch.setattr(os, "fork", refused)
+    assert set(by_parts(store, processes)) == {os.getpid()}
+    for pid in made:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_an_error_is_raised_where_the_items_are_collected(store: FolderStore) -> None:
