@@ -1,17 +1,19 @@
-"""A Redis that dies, is full, read-only or slow while gc or migrate is at work: told clearly, nothing by halves."""
+"""A Redis that dies, fails over, is full, read-only or slow while gc or migrate is at work: nothing by halves."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers import Server, free_port, until
+from tests.servers import Server, free_port, sentinel_pair, until
 from tests.stored import DAY, document, message
 from tests.terminal import COMMAND, environment
 
@@ -59,6 +61,7 @@ TELLS = {
     "restarted": ("connection", "lost", "refused", "loading", "lock"),
     "full": ("memory", "OOM"),
     "read_only": ("READONLY", "read-only"),
+    "failed_over": ("READONLY", "read-only", "connection", "lost", "lock"),
 }
 
 
@@ -102,11 +105,11 @@ def end(process: subprocess.Popen[str], fault: str) -> None:
         assert fault in TELLS and any(word in out + err for word in TELLS[fault]), err
 
 
-def again(flaky: Flaky, done: Callable[[], bool], *arguments: str | Path) -> None:
+def again(client: Any, done: Callable[[], bool], *arguments: str | Path) -> None:
     """A second run completes. Locks that the first could not give back end by themselves; here at once."""
-    for lock in flaky.client.scan_iter("*lock:*"):
-        assert 0 < flaky.client.pttl(lock) <= 30_000  # type: ignore[operator]
-        flaky.client.delete(lock)
+    for lock in client.scan_iter("*lock:*"):
+        assert 0 < client.pttl(lock) <= 30_000
+        client.delete(lock)
     process = start(*arguments)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -126,7 +129,7 @@ def test_migrate(flaky: Flaky, tmp_path: Path, fault: str) -> None:
     there, here = stored(flaky.client), files(source)
     assert there.keys() | here.keys() == before.keys(), "a session is lost"
     assert all(payload == before[key] for key, payload in (*there.items(), *here.items()))
-    again(flaky, lambda: (stored(flaky.client), files(source)) == (before, {}), *arguments)
+    again(flaky.client, lambda: (stored(flaky.client), files(source)) == (before, {}), *arguments)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -144,4 +147,56 @@ def test_gc(flaky: Flaky, tmp_path: Path, fault: str) -> None:
     there, kept = stored(flaky.client), files(archive)
     assert there.keys() | kept.keys() == before.keys(), "a session is lost"
     assert all(payload == before[key] for key, payload in (*there.items(), *kept.items()))
-    again(flaky, lambda: (stored(flaky.client), files(archive)) == ({}, before), *arguments)
+    again(flaky.client, lambda: (stored(flaky.client), files(archive)) == ({}, before), *arguments)
+
+
+@contextmanager
+def failing_over() -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    """A store behind a Sentinel, the client of its primary, and what makes the replica the primary and gives that."""
+    with sentinel_pair() as (primary, replica, sentinel):
+
+        def fail_over() -> Any:
+            sentinel.client().execute_command("SENTINEL", "FAILOVER", "mymaster")
+            until(lambda: replica.client().info("replication")["role"] == "master", "the failover")
+            until(lambda: primary.client().info("replication")["role"] == "slave", "the end of the old primary")
+            until(lambda: sentinel.client().sentinel_masters()["mymaster"]["port"] == replica.port, "its news")
+            return replica.client()
+
+        yield f"redis+sentinel://127.0.0.1:{sentinel.port}/mymaster", primary.client(), fail_over
+
+
+def test_migrate_through_a_failover(tmp_path: Path) -> None:
+    """What the old primary had not passed on is lost to the new one, and is copied by the second run."""
+    before = sessions(tmp_path / "source")
+    with failing_over() as (url, client, fail_over):
+        arguments = ("migrate", tmp_path / "source", url)
+        process = start(*arguments)
+        until(lambda: client.dbsize() >= 8 or process.poll() is not None, "the first copies")
+        process.send_signal(signal.SIGSTOP)  # or it might be done before the failover is
+        primary = fail_over()
+        process.send_signal(signal.SIGCONT)
+        end(process, "failed_over")
+        assert stored(primary).items() <= before.items()
+        again(primary, lambda: stored(primary) == before, *arguments)
+    assert files(tmp_path / "source") == before
+
+
+def test_gc_through_a_failover(tmp_path: Path) -> None:
+    """What was removed may be there again; nothing is gone that is not in the archive."""
+    before = sessions(tmp_path / "source")
+    with failing_over() as (url, client, fail_over):
+        for key, payload in before.items():
+            client.set(f"seepient:session:{key}", payload)
+        client.wait(1, 10_000)
+        archive = tmp_path / "archive"
+        arguments = ("gc", "--older-than", "1d", "-y", "-s", url, "--archive", archive, "--lock-wait", "15s")
+        process = start(*arguments)
+        until(lambda: archive.exists() or process.poll() is not None, "the first copies")
+        process.send_signal(signal.SIGSTOP)  # or it might be done before the failover is
+        primary = fail_over()
+        process.send_signal(signal.SIGCONT)
+        end(process, "failed_over")
+        there, kept = stored(primary), files(archive)
+        assert there.keys() | kept.keys() == before.keys(), "a session is lost"
+        assert all(payload == before[key] for key, payload in (*there.items(), *kept.items()))
+        again(primary, lambda: (stored(primary), files(archive)) == ({}, before), *arguments)
