@@ -20,13 +20,24 @@ from ..ops import keep, metrics, plans
 from ..ops.select import Summary
 from .complete import keys
 from .defaults import given
-from .options import SAFETY, Common, Filters, Safety, default_store, now_ms, pattern_hint, takes, wait_seconds
+from .options import (
+    SAFETY,
+    Common,
+    Filters,
+    Safety,
+    default_store,
+    now_ms,
+    pattern_hint,
+    takes,
+    wait_seconds,
+    warn_of_emptiness,
+)
 from .output import Output
 from .progress import progress
 from .removal import FORMATS, Report, archived, carry_out, cutoff
 
 app = typer.Typer(add_completion=False)
-RULES = "What is expired (either rule suffices)"
+RULES = "What is expired (any rule suffices)"
 BATCH = "Plans and metrics"
 RULE_NAMES = ops.Rules.__struct_fields__
 
@@ -154,8 +165,9 @@ def gc(
             else:
                 with progress("looking", None, quiet=common.quiet) as tick:
                     plan = ops.plan_gc(store, rules, chosen, guard, run.now, limit=limit, tick=tick)
-            _check_most(plan, most, max_delete)
             report = run.begin(plan)
+            warn_of_emptiness(out, store, plan.scanned)
+            _check_most(plan, most, max_delete)
             if safety.dry_run or common.verbose:
                 going = {stray.name for action in plan.actions for stray in action.strays}
                 for stray in store.strays():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -14,9 +11,8 @@ import typer
 from ..errors import SomeFailed, UsageError
 from ..ops.select import SORTS, Summary, Tally, listing
 from ..stores.base import Store
-from ..stores.folder import FolderStore, ref_of
 from .complete import keys
-from .options import STORE, Common, Filters, NoPager, choice, now_ms, pattern_hint, takes
+from .options import STORE, Common, Filters, NoPager, choice, inner_folder, now_ms, pattern_hint, takes
 from .output import Output, plain_table, plural
 from .pager import paged
 from .rows import COLUMNS, STATUS_STYLES, cells, middle_cut, problems, row, short_key
@@ -158,18 +154,6 @@ def _widths(rows: Iterable[Sequence[str]], space: int) -> list[int]:
     return [key, *fixed, min(note, room)]
 
 
-def _inner(store: Store) -> Path | None:
-    """The folder in this one in which the sessions are that one would expect here."""
-    if isinstance(store, FolderStore):
-        for place in (store.path / ".sessions", store.path / "sessions", store.path / ".seepient" / "sessions"):
-            try:
-                if any(ref_of(name) for name in os.listdir(place)):
-                    return place
-            except OSError:
-                continue
-    return None
-
-
 def _say(out: Output, seen: Tally, shown: int, store: Store, *, advise: bool) -> None:
     """The count, and all that is worth a word, on stderr. ``advise``: say how to see all."""
     strays = [f"{s.name} {s.note}" for s in store.strays()]
@@ -180,11 +164,11 @@ def _say(out: Output, seen: Tally, shown: int, store: Store, *, advise: bool) ->
     if out.format != "table":
         return
     if not seen.all:
-        inner = _inner(store)
+        inner = inner_folder(store)
         other = (
             "name another store with --store or SESSIONCTL_STORE"
             if inner is None
-            else f"there are some with --store {shlex.quote(str(inner))}"
+            else f"there are some with --store {inner}"
         )
         out.note(f"no sessions in {store.url} ({other})")
         return

@@ -19,7 +19,7 @@ from ..stores import open_store
 from ..stores.base import Store
 from .complete import keys, words
 from .ids import Named, named
-from .options import FILTER, SAFETY, STORE, Filters, choice, now_ms, settings_of, takes, wait_seconds
+from .options import FILTER, SAFETY, STORE, Filters, choice, now_ms, settings_of, takes, wait_seconds, warn_of_emptiness
 from .output import Output, plain_table, plural, safe_line
 from .progress import progress, stop_between
 from .removal import failures, tell_missing
@@ -135,6 +135,7 @@ def migrate(
         found = named(origin, ids, filters.kinds) if ids else Named([], [])
         with progress("looking", None, quiet=quiet) as tick:
             chosen = ops.choose(origin, chosen_by, now, found.refs if ids else None, tick)
+        warn_of_emptiness(out, origin, chosen.scanned if not ids else 1)
         ops.check_kinds(goal, chosen.refs)
         lost = () if ids else ops.lost_mains(origin, filters.kinds)
         report = _Report(

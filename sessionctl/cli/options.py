@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -22,13 +23,12 @@ from ..keys import is_pattern
 from ..model import KINDS, STATUSES, Kind
 from .complete import store_names, words
 from .defaults import wanted_type
-from .output import FORMATS
+from .output import FORMATS, Output
 
 if TYPE_CHECKING:
     from ..config import StoreConfig
     from ..ops.select import Filter
     from ..stores.base import Store
-    from .output import Output
 
 STORE, FILTER, SAFETY = "Store and output", "Which sessions", "Safety"
 METAVARS = {
@@ -110,8 +110,6 @@ class Common:
 
     def out(self) -> Output:
         """The output in the wanted format; UsageError for one that this command does not have."""
-        from .output import Output
-
         return Output(choice("output", self.output, self.formats), self.null, verbose=self.verbose, quiet=self.quiet)
 
 
@@ -254,6 +252,24 @@ def pattern_hint(patterns: Sequence[str]) -> str | None:
     if plain is None:
         return None
     return f"a PATTERN stands for whole keys or ids; for those that begin so: {shlex.quote(plain + '*')}"
+
+
+def inner_folder(store: Store) -> str | None:
+    """The folder in a store's in which the sessions are that one would expect in the store, quoted for a shell."""
+    from ..stores.folder import FolderStore, ref_of
+
+    if isinstance(store, FolderStore):
+        for place in (store.path / ".sessions", store.path / "sessions", store.path / ".seepient" / "sessions"):
+            with suppress(OSError):
+                if any(ref_of(name) for name in os.listdir(place)):
+                    return shlex.quote(str(place))
+    return None
+
+
+def warn_of_emptiness(out: Output, store: Store, scanned: int) -> None:
+    """A store without any session may be the wrong one, which nobody would notice of a nightly job."""
+    if not scanned and (inner := inner_folder(store)) is not None:
+        out.note(f"note: no sessions in {store.url}; there are some in {inner}")
 
 
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ from ..ops.repair import Backup, Report, check, diff_lines, lost, repair
 from ..stores.base import Store
 from .complete import keys, words
 from .ids import named
-from .options import SAFETY, Common, choice, default_store, now_ms, takes, wait_seconds
+from .options import SAFETY, Common, choice, default_store, now_ms, takes, wait_seconds, warn_of_emptiness
 from .output import Output, plural, safe_line
 from .progress import Bar, progress, stop_between
 from .removal import tell_missing
@@ -132,6 +132,7 @@ def repair_sessions(
                 tally.summary(keep, name, interrupted=True)
                 raise
         tally.summary(keep, name)
+        warn_of_emptiness(out, store, tally.checked if found is None else 1)
         if found:
             tell_missing(out, found.missing)
     code = tally.exit_code(exit_zero)

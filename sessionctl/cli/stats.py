@@ -11,7 +11,7 @@ from ..errors import SomeFailed
 from ..ops.select import Summary, survey
 from ..ops.stats import Count, Stats, gather
 from .complete import keys
-from .options import Common, Filters, now_ms, takes
+from .options import Common, Filters, now_ms, takes, warn_of_emptiness
 from .output import Output, ascii_only, plain_table, plural, safe_line
 from .progress import progress
 from .rows import STATUS_STYLES, age, row, short_key
@@ -73,6 +73,7 @@ def stats(
 
         found = gather(ticked(), now)
         url = store.url
+        warn_of_emptiness(out, store, found.total.sessions)
     if out.format == "json":
         out.value(as_json(found, url, now))
     elif not found.total.sessions:

@@ -268,10 +268,14 @@ class Follower:
         for ref, stamp in stamps:
             self._saw(ref, stamp)
             reading = self._read(ref, None, stamp, count)
-            if reading is not None:
+            if reading is None:
+                self._unreadable[ref] = True
+                yield News(ref, (), (_UNREADABLE,))
+            else:
                 self.positions[ref] = reading.position
                 keep = len(reading.messages) if count is None else min(count, len(reading.messages))
-                yield News(ref, reading.messages[len(reading.messages) - keep :], (), stamp.changed_at)
+                last = reading.messages[len(reading.messages) - keep :]
+                yield News(ref, last, _passed_over(reading), stamp.changed_at)
 
     def look(self, refs: Collection[Ref] | None = None) -> Iterator[News]:
         """What is new in every session, or in these. Asks for stamps first and reads only what has changed."""
@@ -302,14 +306,10 @@ class Follower:
             # Once is a writer at work; the same bytes at a second look are damage, which is said once.
             same = before is not None and before.version == stamp.version
             self._unreadable[ref] = same
-            return News(ref, (), ("cannot be read as a session",)) if same else None
+            return News(ref, (), (_UNREADABLE,)) if same else None
         self._unreadable.pop(ref, None)
         self.positions[ref] = reading.position
-        notes = []
-        if reading.replaced:
-            notes.append("was replaced or cut")
-        if reading.damage:
-            notes.append(f"{reading.damage} damaged line{'s' if reading.damage > 1 else ''} passed over")
+        notes = [*(("was replaced or cut",) if reading.replaced else ()), *_passed_over(reading)]
         if not reading.messages and not notes:
             return None
         return News(ref, reading.messages, tuple(notes), stamp.changed_at)
@@ -330,6 +330,13 @@ class Follower:
                 raise SessionNotFound(repr(ref.key)) from None
             return None
         return None if record.error is not None else read_document(position, record.payload or b"")
+
+
+_UNREADABLE = "cannot be read as a session"
+
+
+def _passed_over(reading: Reading) -> tuple[str, ...]:
+    return (f"{reading.damage} damaged line{'s' if reading.damage > 1 else ''} passed over",) if reading.damage else ()
 
 
 def stamps(store: Store, refs: Iterable[Ref] | None = None) -> list[tuple[Ref, Stamp]]:

@@ -330,7 +330,8 @@ def _sorted(ranked: Iterable[tuple[Any, T]], largest_first: bool, limit: int | N
         return sorted(ranked, key=itemgetter(0), reverse=largest_first)
     import heapq
 
-    return (heapq.nlargest if largest_first else heapq.nsmallest)(limit, ranked, key=itemgetter(0))
+    # At least one, or they would not even be looked at, and counted.
+    return (heapq.nlargest if largest_first else heapq.nsmallest)(max(limit, 1), ranked, key=itemgetter(0))[:limit]
 
 
 def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]:

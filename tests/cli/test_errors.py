@@ -225,3 +225,47 @@ LONG = "x" * 400
 )
 def test_names_that_no_system_takes(folder: Path, arguments: list[str], code: int, said: str) -> None:
     refuse(folder, *(a.replace("STORE", str(folder)) for a in arguments), code=code, says=said)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["gc", "--older-than", "1d", "-y"],
+        ["gc", "--older-than", "1d", "-n"],
+        ["repair"],
+        ["repair", "--fix"],
+        ["stats"],
+    ],
+)
+def test_a_store_one_level_too_high_is_said(tmp_path: Path, command: list[str]) -> None:
+    """A nightly job on the wrong folder would do nothing for years."""
+    inner = tmp_path / "agent" / ".sessions"
+    inner.mkdir(parents=True)
+    log(inner, "l1")
+    said = f"note: no sessions in {inner.parent}; there are some in {inner}"
+    assert said in run(*command, "-s", inner.parent).stderr
+    assert said not in run(*command, "-s", inner).stderr
+    assert said in run("migrate", inner.parent, tmp_path / "t").stderr
+
+
+def test_tail_tells_of_damage(folder: Path) -> None:
+    (folder / "cut.json").write_bytes(b'{"id": "cut", "mess')
+    log(folder, "holes", entry("e1", None), b"no json\n", entry("e2", "e1", "assistant", "hello"))
+    done = run("tail", "-s", folder, "cut", "holes", "-n", "9")
+    assert done.returncode == 0 and "hello" in done.stdout
+    assert "cut cannot be read as a session" in done.stderr
+    assert "holes 1 damaged line passed over" in done.stderr
+
+
+def test_a_list_of_none_counts_all(folder: Path) -> None:
+    assert run("list", "-s", folder, "--limit", "0").stderr == "0 of 4 sessions\n"
+
+
+def test_the_metrics_of_what_was_too_much_tell_how_much(folder: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "gc.prom"
+    done = run("gc", "-s", folder, "--older-than", "1d", "-y", "--max-delete", "1", "--metrics", metrics)
+    assert done.returncode == 2 and "4 of 4 sessions would be deleted" in done.stderr
+    values = dict(line.rsplit(" ", 1) for line in metrics.read_text().splitlines() if line[0] != "#")
+    found = {name.partition("{")[0]: value for name, value in values.items()}
+    assert (found["sessionctl_gc_scanned_sessions"], found["sessionctl_gc_matched_sessions"]) == ("4", "4")
+    assert found["sessionctl_gc_exit_code"] == "2"
