@@ -230,8 +230,8 @@ def test_names_that_no_system_takes(folder: Path, arguments: list[str], code: in
 @pytest.mark.parametrize(
     "command",
     [
-        ["gc", "--older-than", "1d", "-y"],
-        ["gc", "--older-than", "1d", "-n"],
+        ["gc", "--older-than", "90d", "-y"],
+        ["gc", "--older-than", "90d", "-n"],
         ["repair"],
         ["repair", "--fix"],
         ["stats"],
