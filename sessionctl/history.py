@@ -331,7 +331,10 @@ def judge(outline: Outline, approvals: Collection[str] = ()) -> Verdict:
 
 
 Turn = tuple[str, Sequence[str], Sequence[str]]
-"""A message as soundness sees it: its role, the ids of its calls (all well-formed), the ids of its results."""
+"""A message as soundness sees it: its role, the ids of its calls (all well-formed), the ids of its results.
+
+Beside calls, the results are those that the calls themselves carry.
+"""
 
 
 class Soundness:
@@ -351,16 +354,19 @@ class Soundness:
         """Whether the history is without fault up to the end of these, which come next."""
         waiting, before = self._waiting, self._before
         for role, calls, results in turns:
-            if results:
+            if results and not calls:
                 for call_id in results:
                     if not waiting or waiting.pop() != call_id:
                         return False
-            elif waiting or (role == before == "user"):
+                before = "tool"
+                continue
+            if waiting or (role == before == "user"):
                 return False
-            elif calls:
-                waiting = [*reversed(calls)]
+            if calls:
+                answered = frozenset(results)
+                waiting = [call_id for call_id in reversed(calls) if call_id not in answered]
                 self._calls.extend(map(hash, calls))
-            before = "tool" if results else role
+            before = role
         self.count += len(turns)
         self._waiting, self._before = waiting, before
         return True

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionctl import codec
-from sessionctl.codec.documents import fast_document, slow_document
+from sessionctl.codec.documents import slow_document
 from sessionctl.codec.logs import Line, LogReader, lines_of, read_line
 from sessionctl.codec.stringify import js_dumps, spelled_loads
-from sessionctl.codec.text import OLDEST, NotPlain, has_lone_surrogate
+from sessionctl.codec.text import OLDEST, has_lone_surrogate
 from sessionctl.history import judge
 from sessionctl.model import Outline, Ref, Step
 
@@ -100,20 +100,14 @@ def tolerant(ref: Ref, payload: bytes) -> Outline:
 
 def agrees(ref: Ref, payload: bytes) -> bool:
     """Whether the summary, which may only count messages, says the same as the tolerant way."""
-    found, whole = codec.summary(ref, payload, NOW), tolerant(ref, payload)
+    found, whole = codec.summary(ref, payload, NOW), codec.outline(ref, payload, NOW)
+    fields = ["id", "damage", "notes", "created_at", "updated_at", "active_at", "newest_message_at", "absurd_time"]
+    fields += ["provider", "model", "owner", "title"]
     return (
-        judge(found)[:3] == judge(codec.outline(ref, payload, NOW))[:3]
-        and (not found.sound or judge(found)[:3] == judge(whole)[:3])
+        judge(found)[:3] == judge(whole)[:3]
         and len(found.steps or ()) + found.unread == len(whole.steps or ())
-        and (found.title, found.owner, found.newest_message_at) == (whole.title, whole.owner, whole.newest_message_at)
+        and all(getattr(found, name) == getattr(whole, name) for name in fields)
     )
-
-
-def fast(payload: bytes) -> Outline | None:
-    try:
-        return fast_document(payload, NOW)
-    except (NotPlain, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 texts = st.text(max_size=8) | st.sampled_from(
@@ -185,10 +179,6 @@ def written(value: Any, indent: int | None, ascii_only: bool) -> bytes:
 @given(documents, st.sampled_from([None, 2]), st.booleans())
 def test_both_ways_read_a_document_alike(document: Any, indent: int | None, ascii_only: bool) -> None:
     payload = written(document, indent, ascii_only)
-    found = fast(payload)
-    if found is not None:
-        assert plain(found) == plain(tolerant(DOC, payload))
-        assert judge(found)[:3] == judge(tolerant(DOC, payload))[:3]
     assert agrees(DOC, payload)
     assert codec.outline(DOC, payload, NOW).steps is None or len(codec.read(DOC, payload, NOW).messages) == len(
         document["messages"]
@@ -197,10 +187,12 @@ def test_both_ways_read_a_document_alike(document: Any, indent: int | None, asci
 
 def test_the_fast_way_takes_what_seepient_writes() -> None:
     """Every healthy fixture of the real writer goes the fast way, but those that hold something odd."""
-    slow = {
-        path.stem for path in (FIXTURES / "seepient" / "sessions").glob("*.json") if fast(path.read_bytes()) is None
-    }
-    assert slow <= {"hostile-text", "legacy-0001", "future-fields", "cleared", "inline-results"}
+    slow = set()
+    for path in (FIXTURES / "seepient" / "sessions").glob("*.json"):
+        payload = path.read_bytes()
+        if judge(tolerant(DOC, payload)).status in ("ok", "draft") and not codec.summary(DOC, payload, NOW).sound:
+            slow.add(path.stem)
+    assert slow <= {"hostile-text", "legacy-0001", "future-fields"}
 
 
 blocks = often(
@@ -292,8 +284,6 @@ def test_nothing_that_is_stored_raises(sample: tuple[Ref, bytes], chance: random
     session = codec.read(ref, bytes(data), NOW)
     if ref.kind == "log":
         assert plain(outline) == plain(tolerant(ref, bytes(data)))
-    elif (found := fast(bytes(data))) is not None:
-        assert plain(found) == plain(tolerant(ref, bytes(data)))
     assert agrees(ref, bytes(data))
     assert (verdict.status == "damaged") is (outline.steps is None or bool(outline.damage))
     if outline.steps is not None:

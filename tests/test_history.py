@@ -250,7 +250,8 @@ def test_the_status_is_what_the_rules_say(steps: list[Step], damaged: bool, appr
 
 
 def as_turn(step: Step) -> Turn:
-    return step.role, [call.id for call in step.calls], [result.call_id for result in step.results]
+    inline = [call.id for call in step.calls if call.inline]
+    return step.role, [call.id for call in step.calls], [*inline, *(result.call_id for result in step.results)]
 
 
 @st.composite
@@ -262,7 +263,11 @@ def answered(draw: st.DrawFn) -> list[Step]:
         for _ in range(draw(st.integers(0, 2))):
             some = [f"c{count + i}" for i in range(draw(st.integers(1, 3)))]
             count += len(some) if draw(st.integers(0, 9)) else 0
-            steps.append(Step("assistant", tuple(Call(c, "f") for c in some)))
+            inline = draw(st.sets(st.sampled_from(some))) if draw(st.booleans()) else set()
+            steps.append(Step("assistant", tuple(Call(c, "f", True, c in inline) for c in some)))
+            some = [c for c in some if c not in inline or not draw(st.integers(0, 9))]
+            if not some:
+                continue
             if draw(st.booleans()):
                 steps.append(Step("user", (), tuple(Result(c, i) for i, c in enumerate(some)), True))
             else:

@@ -1,8 +1,9 @@
 """Payload bytes to the model: the only parser of stored sessions (FORMATS.md sections 1 and 2).
 
-``outline`` reads what a row, a status or a rule needs and is made to be fast: typed decoding of the few fields that
-matter, straight from the bytes. Whatever is not exactly as the writers write it takes the tolerant way through
-``json``, which must give the same answer (a test holds that). ``read`` decodes everything, for people and programs.
+``summary`` and ``brief`` read what a row or a rule needs and are made to be fast: typed decoding of the few fields that
+matter, straight from the bytes. Whatever has a fault, or is not exactly as the writers write it, takes the tolerant way
+through ``json``, ``outline``, which must give the same answer (a test holds that). ``read`` decodes everything, for
+people and programs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..history import finding
 from ..keys import split_composite
 from ..model import Outline, Ref, Session
 from .checkpoints import approvals
-from .documents import brief_document, fast_document, parse_document, slow_document, sound_chunks, sound_document
+from .documents import brief_document, parse_document, slow_document, sound_chunks, sound_document
 from .logs import LogReader, brief_log, lines_of, sound_log
 from .messages import message_of
 from .text import ODD, OLDEST
@@ -46,11 +47,7 @@ def outline(ref: Ref, payload: bytes, now: int) -> Outline:
     """
     if ref.kind == "log":
         return outline_log([payload], now)
-    try:
-        found = fast_document(payload, now)
-    except ODD:
-        found = slow_document(payload, now)[0]
-    return _named(ref, found)
+    return _named(ref, slow_document(payload, now)[0])
 
 
 def _named(ref: Ref, found: Outline) -> Outline:

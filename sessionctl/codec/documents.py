@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..history import Soundness, Turn, finding
-from ..model import Call, Damage, Finding, Outline, Result, Step
-from .messages import MADE_UP, content_text, step_of, text_or_none
+from ..model import Damage, Finding, Outline, Step
+from .messages import content_text, step_of, text_or_none
 from .text import BOM, OLDEST, NotPlain, has_lone_surrogate, loads, not_json, one_line
 
 SKEW = 60_000
@@ -76,10 +76,7 @@ class _Moments(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Document).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 _decode_moments = msgspec.json.Decoder(_Moments).decode
-_SPEAKERS = ("user", "assistant", "system")
-PLAIN = {role: Step(role) for role in _SPEAKERS}
-"""The steps of messages that are nothing but text."""
-SPOKEN: dict[str, Turn] = {role: (role, (), ()) for role in _SPEAKERS}
+SPOKEN: dict[str, Turn] = {role: (role, (), ()) for role in ("user", "assistant", "system")}
 """The turns of messages that are nothing but text."""
 
 
@@ -108,10 +105,10 @@ class _Sound:
                 if self.title is None and role == "user":
                     self.title = one_line(message.content)
             else:
-                ids = [call.id for call in calls if call.id and call.name and call.result is None]
+                ids = [call.id for call in calls if call.id and call.name]
                 if not ids or len(ids) < len(calls) or role == "user":
                     raise NotPlain
-                turns.append((role, ids, ()))
+                turns.append((role, ids, [call.id for call in calls if call.result is not None]))
         if not self.history.follows(turns):
             raise NotPlain
         self.times += [message.timestamp for message in messages]
@@ -135,38 +132,8 @@ def sound_document(payload: bytes, now: int) -> Outline:
     return found.outline(document, now)
 
 
-def fast_document(payload: bytes, now: int) -> Outline:
-    """The outline of a document exactly as Seepient writes it; raises one of ODD for any other."""
-    document = _decode(_utf8(payload))
-    steps: list[Step] = []
-    inline: set[str] = set()
-    title: str | None = None
-    for message in document.messages:
-        role, calls, call_id = message.role, message.toolCalls, message.toolCallId
-        if role == "tool":
-            if call_id is None or call_id in inline or calls is not None:
-                raise NotPlain  # of a result that is stored twice the texts must be compared
-            result = Result(call_id, -1, message.content.startswith(MADE_UP))
-            steps.append(Step(role, (), (result,), True))
-        elif call_id is not None:
-            raise NotPlain
-        elif calls is None:
-            if not message.content:
-                raise NotPlain
-            steps.append(PLAIN[role])
-            if title is None and role == "user":
-                title = one_line(message.content)
-        elif calls and role != "user":
-            inline.update(call.id for call in calls if call.result is not None)
-            made = [Call(c.id, c.name, bool(c.id and c.name), c.result is not None) for c in calls]
-            steps.append(Step(role, tuple(made)))
-        else:
-            raise NotPlain
-    return _plain_outline(document, now, [m.timestamp for m in document.messages], tuple(steps), title)
-
-
 def brief_document(payload: bytes, now: int) -> Outline:
-    """The outline of a document without its history: ages and owner. Raises as ``fast_document``, also for damage."""
+    """The outline of a document without its history: ages and owner. Raises as ``sound_document``, also for damage."""
     document = _decode_moments(_utf8(payload))
     times = [message.timestamp for message in document.messages]
     return _plain_outline(document, now, times, (), None, len(times))

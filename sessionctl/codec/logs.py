@@ -12,7 +12,7 @@ import msgspec
 
 from ..history import Soundness, Turn, chain, damage_place, entry_place, finding, repeats
 from ..model import Call, Damage, Entry, Finding, Outline, Result, Step
-from .documents import PLAIN, SPOKEN
+from .documents import SPOKEN
 from .messages import MADE_UP, content_text, step_of
 from .text import BOM, ODD, NotPlain, has_lone_surrogate, loads, not_json, one_line, refuse_constant
 
@@ -57,6 +57,7 @@ class _Entry(msgspec.Struct, gc=False):
     parent_id: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
+_PLAIN = {role: Step(role) for role in SPOKEN}  # of messages that are nothing but text
 _decode_entry = msgspec.json.Decoder(_Entry).decode
 _decode_lines = msgspec.json.Decoder(_Entry).decode_lines
 
@@ -190,7 +191,7 @@ def _fast_step(message: _LogMessage) -> tuple[Step, str | None]:
     if isinstance(content, str):
         if not content:
             raise NotPlain
-        return PLAIN[role], content if role == "user" else None
+        return _PLAIN[role], content if role == "user" else None
     calls: list[Call] = []
     results: list[Result] = []
     text: str | None = None
