@@ -57,7 +57,8 @@ def gc(
         ),
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="Not updated for this time.", rich_help_panel=RULES)
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Not updated for this time.", rich_help_panel=RULES),
     ] = None,
     ttl: Annotated[
         str | None, typer.Option("--ttl", help="Created longer ago than this.", rich_help_panel=RULES)

@@ -46,7 +46,7 @@ def migrate(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="Where to copy to; a folder is made if it is not there.", show_default=False
+            metavar="TARGET", help="Where to copy to; a folder (./NAME) is made if it is not there.", show_default=False
         ),
     ],
     ids: Annotated[

@@ -110,6 +110,8 @@ class Common:
 
     def out(self) -> Output:
         """The output in the wanted format; UsageError for one that this command does not have."""
+        if self.null and self.output != "ids":
+            raise UsageError("-0 goes with -o ids")
         return Output(choice("output", self.output, self.formats), self.null, verbose=self.verbose, quiet=self.quiet)
 
 

@@ -460,6 +460,11 @@ class _Run:
         for ref, record in here.items():
             there = found.get(ref)
             if there is None or there.action == "replace":
+                try:
+                    self._target.check_payload(ref, _payload(record))
+                except SessionctlError as error:
+                    self._fail(ref, error)
+                    continue
                 expect = None if there is None else there.stamp
                 copies[ref] = Copy(ref, len(_payload(record)))
                 if expect is not None and ref not in ours:

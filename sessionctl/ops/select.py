@@ -394,9 +394,10 @@ def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
             f"{len(by_id)} sessions are called {quoted(text)} or start so: {some}" + (", …" if len(by_id) > 3 else ""),
             hint="give the full key",
         )
+    listed = f"sessionctl list -s {shlex.quote(store.url)}"
     if is_pattern(text):
         pattern = shlex.quote(text)
-        hint = f"an id is no pattern; for all that fit: sessionctl list -o ids {pattern} | sessionctl … -"
+        hint = f"an id is no pattern; for all that fit: {listed} -o ids {pattern} | sessionctl … -"
     elif same_letters is not None:
         hint = "a session with the same letters in another Unicode form exists"
     elif by_start:
@@ -405,5 +406,5 @@ def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
         from difflib import get_close_matches
 
         near = get_close_matches(text, names, 1, 0.8)
-        hint = f"did you mean {quoted(near[0])}?" if near else "list them with: sessionctl list"
+        hint = f"did you mean {quoted(near[0])}?" if near else f"list them with: {listed}"
     raise SessionNotFound(quoted(text), hint=hint)

@@ -150,6 +150,9 @@ class Store(ABC):
     def check_key(self, ref: Ref) -> None:
         """Raise InvalidKey if this store can never hold a session of that key."""
 
+    def check_payload(self, ref: Ref, payload: bytes) -> None:
+        """Raise UnsupportedKind if this store can hold no such payload."""
+
     def name_of(self, ref: Ref) -> Hashable:
         """What the session is called in here: of two whose names are equal, one at most can be kept."""
         return ref

@@ -111,7 +111,7 @@ def test_usage(folder: Path, arguments: list[str], says: str) -> None:
         ("x" * 10_000, 2, "10000 bytes long, the limit is 250"),
         ("", 2, "it is empty"),
         ("*", 3, "no such session: '*'"),
-        ("s?", 3, "sessionctl list -o ids 's?' |"),
+        ("s?", 3, " -o ids 's?' | sessionctl … -"),
         ("s1234", 3, "sessionctl list"),
         ("log11", 3, "did you mean 'log1'?"),
         ("[s]1", 3, "no such session"),
@@ -269,3 +269,15 @@ def test_the_metrics_of_what_was_too_much_tell_how_much(folder: Path, tmp_path: 
     found = {name.partition("{")[0]: value for name, value in values.items()}
     assert (found["sessionctl_gc_scanned_sessions"], found["sessionctl_gc_matched_sessions"]) == ("4", "4")
     assert found["sessionctl_gc_exit_code"] == "2"
+
+
+def test_a_hint_names_the_store_that_was_asked(folder: Path) -> None:
+    for arguments, list_ in (
+        (["nobody-at-all"], f"list them with: sessionctl list -s {folder}"),
+        (["s*"], f"list -s {folder} -o ids 's*'"),
+    ):
+        assert list_ in run("show", "-s", folder, *arguments).stderr
+
+
+def test_nul_is_for_ids(folder: Path) -> None:
+    refuse(folder, "list", "-s", folder, "-0", code=2, says="-0 goes with -o ids")

@@ -230,6 +230,17 @@ def test_a_ttl_that_is_not_applied_is_told(tmp_path: Path, redis: Server) -> Non
     assert said not in run("migrate", source, redis.url()).stderr
 
 
+def test_what_the_target_can_never_hold_fails_also_in_the_preview(tmp_path: Path, redis: Server) -> None:
+    source = tmp_path / "s"
+    source.mkdir()
+    (source / "empty.jsonl").write_bytes(b"")
+    for extra in (["--dry-run"], [], ["empty"]):
+        code, value = found(source, redis.url(), *extra)
+        assert (code, value["copied"]) == (8, 0)
+        (failure,) = value["failed"]
+        assert failure["key"] == "empty" and "Redis holds no empty lists" in failure["error"]
+
+
 def test_a_new_folder_wants_a_slash(tmp_path: Path) -> None:
     done = run("migrate", make(tmp_path / "s", "a"), "newdir")
     assert done.returncode == 2 and "for a new folder write ./newdir" in done.stderr

@@ -64,6 +64,7 @@ CHECKPOINTS_FRESH = 1.0
 
 _RESERVED = (LOCKS, STORE_LOCKS, CHECKPOINTS, PENDING, b"sessionctl-new:")
 _TYPES: dict[Kind, str] = {"document": "string", "log": "list"}
+_EMPTY_LOG = "is an empty log, and Redis holds no empty lists"
 _UNKNOWN = -1
 _NO_AGE: tuple[None, AgeSource] = (None, "none")
 _TICKS = 4  # tries for an answer within one second of the server's clock
@@ -164,6 +165,10 @@ class RedisStore(Store):
             raise InvalidKey(f"{quoted(ref.key)} holds a NUL")
         if not ref.key or self._ref(self._key(ref)) != ref:
             raise InvalidKey(f"{quoted(ref.key)} cannot be told from other keys of this store")
+
+    def check_payload(self, ref: Ref, payload: bytes) -> None:
+        if ref.kind == "log" and not payload:
+            raise UnsupportedKind(f"{quoted(ref.key)} {_EMPTY_LOG}")
 
     def place(self) -> Hashable:
         """The server's own name for itself, where we may ask it, the database and the prefixes."""
@@ -774,7 +779,7 @@ def join(items: Sequence[bytes]) -> bytes:
 def split(payload: bytes, ref: Ref) -> list[bytes]:
     """The items that a log's payload is stored as. Raises WriteFailed for an empty one, which Redis cannot hold."""
     if not payload:
-        raise WriteFailed(f"{quoted(ref.key)} is an empty log, and Redis holds no empty lists")
+        raise WriteFailed(f"{quoted(ref.key)} {_EMPTY_LOG}")
     items = payload.split(b"\n")
     last = items.pop()
     if last:
