@@ -56,35 +56,38 @@ class Link:
         self._watching = False
         self._in_transaction = False
 
-    def talk(self, commands: Sequence[Command]) -> list[Answer]:
-        """Send all, then read all answers; an error that the server answers is a value among them."""
+    def talk(self, commands: Sequence[Command]) -> Iterator[Answer]:
+        """Send all, then give the answers as they come; an error that the server answers is a value among them.
+
+        Whoever leaves before the last answer loses the connection.
+        """
         connection = self._connection
-        answers: list[Answer] = []
         try:
-            connection.send_packed_command([packed(commands)])
+            connection.send_packed_command(packed(commands))
+            read = connection.read_response
             for _ in commands:
                 try:
-                    answers.append(connection.read_response())
+                    answer = read()
                 except failed.ResponseError as error:
-                    answers.append(error)
+                    answer = error
+                yield answer
         except BaseException:
             connection.disconnect()  # answers are outstanding: nobody may use it as it is
             self._watching = False
             raise
-        return answers
 
     def ask(self, *commands: Command) -> list[Answer]:
-        """``talk``, where any error that the server answers is raised."""
-        answers = self.talk(commands)
+        """All answers; any error among them is raised."""
+        answers = list(self.talk(commands))
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
 
-    def watch(self, key: bytes, *commands: Command) -> list[Answer]:
-        """Watch a key until ``transact``, and ask more at once; gives the answers to that, errors among them."""
+    def watch(self, keys: Sequence[bytes], *commands: Command) -> list[Answer]:
+        """Watch keys until ``transact``, and ask more at once; gives the answers to that, errors among them."""
         self._watching = True
-        watched, *answers = self.talk([("WATCH", key), *commands])
+        watched, *answers = self.talk([("WATCH", *keys), *commands])
         if isinstance(watched, Exception):
             raise watched
         return answers
@@ -93,7 +96,7 @@ class Link:
         """MULTI, the commands, EXEC. None when a watched key changed; raises the first error, before or in EXEC."""
         self._in_transaction = True
         self.ask(("MULTI",))  # apart: were it refused, what follows would be carried out at once
-        answers = self.talk([*commands, ("EXEC",)])
+        answers = list(self.talk([*commands, ("EXEC",)]))
         self._watching = self._in_transaction = False
         done = outcome(answers)
         if isinstance(done, Exception):
@@ -106,7 +109,7 @@ class Link:
             if self._in_transaction:
                 self._connection.disconnect()
             elif self._watching:
-                self.talk([("UNWATCH",)])
+                list(self.talk([("UNWATCH",)]))
         except LOST:
             pass
         finally:
@@ -122,9 +125,10 @@ def outcome(answers: Sequence[Answer]) -> list[Answer] | Exception | None:
     return next((answer for answer in done or () if isinstance(answer, Exception)), done)
 
 
-def packed(commands: Sequence[Command]) -> bytes:
-    """The commands as the protocol writes them, in one piece: much faster than the client's own way, item by item."""
+def packed(commands: Sequence[Command]) -> Iterator[bytes]:
+    """The commands as the protocol writes them, in few pieces: much faster than the client's own way, item by item."""
     parts: list[bytes] = []
+    size = 0
     for command in commands:
         parts.append(b"*%d\r\n" % len(command))
         for value in command:
@@ -134,9 +138,15 @@ def packed(commands: Sequence[Command]) -> bytes:
                 parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
             else:
                 parts += (b"$%d\r\n" % len(value), value, b"\r\n")
-    return b"".join(parts)
+                size += len(value)
+        if size > _PIECE:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join(parts)
 
 
+_PIECE = 128 << 10
+"""Bytes of values in a piece, about: it stays in the processor's cache until it is sent."""
 _WORTH_NO_COPY = 1024
 
 
@@ -212,26 +222,53 @@ class Servers:
         For commands that may be carried out twice: a lost connection is tried again.
         """
         answers: list[Answer] = [None] * len(keyed)
+        for index, answer in self.stream(keyed):
+            answers[index] = answer
+        return answers
+
+    def stream(self, keyed: Sequence[tuple[bytes, Command]]) -> Iterator[tuple[int, Answer]]:
+        """``ask``, each answer as it comes, with the number of its question: only one need be in memory."""
         left: Sequence[int] = range(len(keyed))
         repeated = (*MOVED, *LOST) if self.address.way == "cluster" else LOST
+        bad: list[tuple[int, Answer]] = []
         for pause in self.tries():
-            self._round(keyed, left, answers)
-            left = [index for index in left if isinstance(answers[index], repeated)]
-            if not left:
-                return answers
+            bad = []
+            for index, answer in self._round(keyed, left):
+                if isinstance(answer, repeated):
+                    bad.append((index, answer))
+                else:
+                    yield index, answer
+            if not bad:
+                return
+            left = [index for index, _ in bad]
             pause()
             with suppress(failed.RedisClusterException, failed.RedisError):
                 self.refresh()
-        for index in left:
-            if isinstance(answers[index], LOST):
-                raise answers[index]
-        return answers
+        for _, answer in bad:
+            if isinstance(answer, LOST):
+                raise answer
+        yield from bad
 
     def once(self, keyed: Sequence[tuple[bytes, Command]]) -> list[Answer]:
         """``ask`` without a second try: for writes. A lost connection is an answer, and leaves open what happened."""
         answers: list[Answer] = [None] * len(keyed)
-        self._round(keyed, range(len(keyed)), answers)
+        for index, answer in self._round(keyed, range(len(keyed))):
+            answers[index] = answer
         return answers
+
+    def make(self, keys: Sequence[bytes], commands: Sequence[Command]) -> list[Answer] | Exception | None:
+        """Carry out commands in one transaction unless one of the keys, all of one server, is there; no second try.
+
+        Gives their answers, or what failed, or None.
+        """
+        try:
+            with self.link(keys[0]) as link:
+                (there,) = link.watch(keys, ("EXISTS", *keys))
+                return link.transact(commands) if there == 0 else None
+        except HOPELESS:
+            raise
+        except failed.RedisError as error:
+            return error
 
     def transactions(self, blocks: Sequence[tuple[bytes, Sequence[Command]]]) -> list[list[Answer] | Exception | None]:
         """Carry out each block, whose commands name keys of one slot, as a transaction of its own; ``once``.
@@ -242,7 +279,7 @@ class Servers:
         answers = iter(self.once([(key, command) for key, commands in wrapped for command in commands]))
         return [outcome(list(islice(answers, len(commands)))) for _, commands in wrapped]
 
-    def _round(self, keyed: Sequence[tuple[bytes, Command]], left: Sequence[int], answers: list[Answer]) -> None:
+    def _round(self, keyed: Sequence[tuple[bytes, Command]], left: Sequence[int]) -> Iterator[tuple[int, Answer]]:
         """Ask what is left, server by server. The answer of a server that was lost is that error."""
         clustered = self.address.way == "cluster"
         by_server: dict[Redis, list[int]] = {}
@@ -252,14 +289,15 @@ class Servers:
         elif left:
             by_server[self._direct()] = list(left)
         for server, indexes in by_server.items():
+            waiting = iter(indexes)
             try:
-                got = self._talk(server, [keyed[index][1] for index in indexes])
+                for answer in self._talk(server, [keyed[index][1] for index in indexes]):
+                    index = next(waiting)
+                    yield index, self._follow(answer, keyed[index][1]) if clustered else answer
             except HOPELESS:
                 raise
             except LOST as error:
-                got = [error] * len(indexes)
-            for index, answer in zip(indexes, got, strict=True):
-                answers[index] = self._follow(answer, keyed[index][1]) if clustered else answer
+                yield from ((index, error) for index in waiting)
 
     def _follow(self, answer: Answer, command: Command) -> Answer:
         """The answer to a key that has already gone to the next node of a slot that is being moved."""
@@ -268,15 +306,19 @@ class Servers:
         node: Any = self._topology().get_node(host=answer.host, port=answer.port)
         if node is None:
             return answer
-        return self._talk(self._topology().get_redis_connection(node), [("ASKING",), command])[1]
+        _, answer = self._talk(self._topology().get_redis_connection(node), [("ASKING",), command])
+        return answer
 
     @staticmethod
-    def _talk(server: Redis, commands: Sequence[Command]) -> list[Answer]:
+    def _talk(server: Redis, commands: Sequence[Command]) -> Iterator[Answer]:
         link = Link(server)
         try:
-            return link.talk(commands)
+            yield from link.talk(commands)
         finally:
             link.give_back()
+
+    def _answers(self, server: Redis, *commands: Command) -> list[Answer]:
+        return list(self._talk(server, commands))
 
     def one(self, key: bytes, *command: Any) -> Answer:
         """Ask one question; an error is raised."""
@@ -288,11 +330,11 @@ class Servers:
     def ping(self) -> None:
         """See that every server answers, whatever it answers."""
         for server in self.again(self.primaries):
-            self.again(partial(self._talk, server, [("PING",)]))
+            self.again(partial(self._answers, server, ("PING",)))
 
     def size(self, server: Redis) -> int:
         """How many keys a server holds; 0 where we may not ask."""
-        (count,) = self.again(lambda: self._talk(server, [("DBSIZE",)]))
+        (count,) = self.again(partial(self._answers, server, ("DBSIZE",)))
         return count if isinstance(count, int) else 0
 
     def names(self) -> tuple[str, ...]:

@@ -319,24 +319,41 @@ class RedisStore(Store):
     def _payloads(
         self, refs: Sequence[Ref], sizes: dict[Ref, _Size], want: Want, again: list[Ref], *, digests: bool
     ) -> Iterator[Record]:
-        asked = [(key, _reading(key, ref, sizes[ref].size, want)) for ref in refs for key in [self._key(ref)]]
-        with told(self._address):
-            answers = iter(self._servers.ask([(key, command) for key, command in asked if command]))
-        for ref, (key, command) in zip(refs, asked, strict=True):
-            size = sizes[ref]
-            answer: Answer = None
+        asked: list[tuple[bytes, Command]] = []
+        asking: list[Ref] = []
+        for ref in refs:
+            key, size = self._key(ref), sizes[ref]
+            command = _reading(key, ref, size.size, want)
             if command:
-                answer = next(answers)
-            elif want is Want.WHOLE and ref.kind == "log":
-                answer = self._long_log(key)
-            if answer is None and not command:
-                yield Record(ref, _stamp(ref, size, _Read(size.size)))
-            elif _is_wrong_type(answer):
-                again.append(ref)
-            elif isinstance(answer, Exception):
-                yield Record(ref, Stamp((), 0), error=self._unreadable(answer))
-            elif answer or (answer == b"" and size.size == 0):  # else it is gone
-                yield _record(ref, size, answer, want, digests=digests)
+                asked.append((key, command))
+                asking.append(ref)
+            else:
+                answer = self._long_log(key) if want is Want.WHOLE and ref.kind == "log" else None
+                if answer is None:
+                    yield Record(ref, _stamp(ref, size, _Read(size.size)))
+                elif record := self._answered(ref, size, answer, want, again, digests=digests):
+                    yield record
+        for index, answer in self._stream(asked):
+            ref = asking[index]
+            if record := self._answered(ref, sizes[ref], answer, want, again, digests=digests):
+                yield record
+
+    def _answered(
+        self, ref: Ref, size: _Size, answer: Answer, want: Want, again: list[Ref], *, digests: bool
+    ) -> Record | None:
+        """The record that an answer gives; None, and kept for ``again``, where the key has another type; else gone."""
+        if isinstance(answer, Exception):
+            if not _is_wrong_type(answer):
+                return Record(ref, Stamp((), 0), error=self._unreadable(answer))
+            again.append(ref)
+        elif answer or (answer == b"" and size.size == 0):
+            return _record(ref, size, answer, want, digests=digests)
+        return None
+
+    def _stream(self, asked: Sequence[tuple[bytes, Command]]) -> Iterator[tuple[int, Answer]]:
+        """The answers, one in memory at a time, each with the number of its question."""
+        with told(self._address):
+            yield from self._servers.stream(asked)
 
     def _long_log(self, key: bytes) -> Answer:
         """The items of a long log unless it is BIG: weighed in pieces, then read in one, so that it is of one time."""
@@ -420,9 +437,8 @@ class RedisStore(Store):
             for ref, _ in portion:
                 key = self._key(ref)
                 asked.append((key, ("GET", key) if ref.kind == "document" else ("LRANGE", key, 0, -1)))
-            with told(self._address):
-                answers = self._servers.ask(asked)
-            for (ref, payload), answer in zip(portion, answers, strict=True):
+            for index, answer in self._stream(asked):
+                ref, payload = portion[index]
                 if payload == (join(answer) if isinstance(answer, list) else answer):
                     yield ref
 
@@ -455,7 +471,7 @@ class RedisStore(Store):
     def break_lock(self, ref: Ref) -> bool:
         key = _lock_key(ref)
         with told(self._address), self._servers.link(key) as link:
-            (left,) = link.watch(key, ("PTTL", key))
+            (left,) = link.watch([key], ("PTTL", key))
             return left == -1 and link.transact([("UNLINK", key)]) is not None
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -721,20 +737,17 @@ class RedisStore(Store):
                 yield error
 
     def _put_at_once(self, items: Sequence[Put]) -> dict[int, Answer]:
-        """What the server answers to those that one command can write, by ``id`` of the item."""
+        """What the server answers to those that can be written without a look at each, by ``id`` of the item."""
         asked: list[tuple[bytes, Command]] = []
         written: list[Put] = []
-        documents = [item for item in items if item.ref.kind == "document"]
-        clock = self._clock_at(self._key(documents[0].ref)) if documents else 0
-        for item in documents:
-            key = self._key(item.ref)
-            if item.changed_at is None:
+        aged: list[Put] = []
+        for item in items:
+            if item.ref.kind == "document" and item.changed_at is None:
+                key = self._key(item.ref)
                 asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
-            elif not self._servers.reading_counts_as_use:  # where it does, SET would count as use, too
-                asked.append((key, _make_aged(key, item.payload, _idle(clock, item.changed_at), item.ttl_ms)))
-            else:
-                continue
-            written.append(item)
+                written.append(item)
+            elif item.ref.kind == "document" and not self._servers.reading_counts_as_use:  # else SET would be use, too
+                aged.append(item)
         logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
         if logs:
             dumps = self._servers.transactions([self._dumping(item) for item in logs])
@@ -744,7 +757,28 @@ class RedisStore(Store):
                     key = self._key(item.ref)
                     asked.append((key, _restore(key, _dumped(done), _idle(clock, item.changed_at), item.ttl_ms)))
                     written.append(item)
-        return dict(zip(map(id, written), self._servers.once(asked), strict=True))
+        answers = dict(zip(map(id, written), self._servers.once(asked), strict=True))
+        return answers | dict(zip(map(id, aged), self._make_aged(aged), strict=True))
+
+    def _make_aged(self, items: Sequence[Put]) -> Sequence[Answer]:
+        """Write new documents with their idle times, and give the answers to each SET.
+
+        An empty string is made of that age, then filled, which leaves its age alone. In a Cluster, where the keys of a
+        transaction must share a slot, a script does both for one key.
+        """
+        if not items:
+            return []
+        keys = [self._key(item.ref) for item in items]
+        clock = self._clock_at(keys[0])
+        idles = [_idle(clock, item.changed_at or 0) for item in items]
+        pairs = list(zip(keys, items, idles, strict=True))
+        if self._address.way == "cluster":
+            return self._servers.once([(key, _script(key, item, idle)) for key, item, idle in pairs])
+        commands: list[Command] = []
+        for key, item, idle in pairs:
+            commands += (_restore(key, _EMPTY, idle, None), _set(key, item.payload, item.ttl_ms))
+        done = self._servers.make(keys, commands)
+        return done[1::2] if isinstance(done, list) else [done] * len(items)
 
     def _can_hold(self, ref: Ref) -> bool:
         try:
@@ -935,16 +969,14 @@ else
 end
 return made
 """
-"""SET NX with an idle time in one step: an empty string is made of that age, then filled, which leaves its age alone.
-
-Where RESTORE is not allowed the idle time is left out.
-"""
+"""SET NX with an idle time in one step. Where RESTORE is not allowed the idle time is left out."""
 _EMPTY = bytes.fromhex("00000600cb7634c0fa2a9e49")
 """DUMP of an empty string, in a version that every server takes."""
 
 
-def _make_aged(key: bytes, payload: bytes, idle: int, ttl_ms: int | None) -> Command:
-    return ("EVAL", _MAKE_AGED, 1, key, payload, 0 if ttl_ms is None else max(1, ttl_ms), idle, _EMPTY)
+def _script(key: bytes, put: Put, idle: int) -> Command:
+    ttl_ms = 0 if put.ttl_ms is None else max(1, put.ttl_ms)
+    return ("EVAL", _MAKE_AGED, 1, key, put.payload, ttl_ms, idle, _EMPTY)
 
 
 def _pushes(key: bytes, items: Sequence[bytes]) -> list[Command]:
@@ -995,7 +1027,7 @@ def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
         reads: list[Command] = [("LRANGE", key, 0 if whole else -1, -1), ("LLEN", key)]
     else:
         reads = [("GET", key) if whole else ("STRLEN", key)]
-    type_, found, *lengths = link.watch(key, ("TYPE", key), *reads)
+    type_, found, *lengths = link.watch([key], ("TYPE", key), *reads)
     if isinstance(type_, Exception):
         raise type_
     if type_ == b"none":
