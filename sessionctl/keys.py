@@ -133,7 +133,7 @@ def file_name(key: str, kind: Kind, *, new: bool = True) -> str:
         raise InvalidKey(f"{quoted(key)} is a path")
     name = key + SUFFIXES[kind]
     try:
-        length = len(name.encode() if new else os.fsencode(name))
+        length = len(name if name.isascii() else name.encode() if new else os.fsencode(name))
     except UnicodeEncodeError as error:
         raise InvalidKey(f"{quoted(key)} is not text that a file can be named by") from error
     if length > NAME_LIMIT:

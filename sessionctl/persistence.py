@@ -27,7 +27,6 @@ from .keys import check_storage_key, quoted, split_composite
 from .locks import Lease
 from .model import Ref, Stamp
 from .stores import default_folder, open_store
-from .stores.base import Want
 
 if TYPE_CHECKING:
     from .stores.base import Store
@@ -188,7 +187,7 @@ class StoreBackend:
     def list(self) -> list[str]:
         """The storage keys of all sessions, sorted, damaged ones included."""
         try:
-            return sorted(record.ref.key for record in self.store.records(Want.NAMES, kinds=("document",)))
+            return sorted(ref.key for ref in self.store.names(("document",)))
         except StoreNotFound:
             return []
 

@@ -146,6 +146,8 @@ class StoreContract:
         assert all(record.payload == self.one(record.ref) for record in found)
         for kind in self.kinds:
             assert {r.ref for r in store.records(Want.NAMES, kinds=(kind,))} == {r for r in refs if r.kind == kind}
+            assert sorted(store.names((kind,))) == sorted(r for r in refs if r.kind == kind)
+        assert sorted(store.names()) == sorted(refs)
 
     def test_records_of_some_refs(self, store: Store, ref: Ref) -> None:
         for key in ("a", "b", "c"):

@@ -16,9 +16,9 @@ import msgspec
 
 from ..history import finding
 from ..keys import split_composite
-from ..model import Outline, Ref, Session
+from ..model import Damage, Outline, Ref, Session
 from .checkpoints import approvals
-from .documents import brief_document, parse_document, slow_document, sound_chunks, sound_document
+from .documents import brief_document, check_document, parse_document, slow_document, sound_chunks, sound_document
 from .logs import LogReader, brief_log, lines_of, sound_log
 from .messages import message_of
 from .text import ODD, OLDEST
@@ -26,6 +26,7 @@ from .text import ODD, OLDEST
 __all__ = [
     "approvals",
     "brief",
+    "damage",
     "outline",
     "outline_log",
     "parse_document",
@@ -65,6 +66,18 @@ def brief(ref: Ref, payload: bytes, now: int) -> Outline | None:
         return brief_document(payload, now) if ref.kind == "document" else brief_log([payload])
     except ODD:
         return None
+
+
+def damage(ref: Ref, payload: bytes, now: int) -> tuple[Damage, ...]:
+    """What is wrong with a payload's bytes; where nothing is, that takes a quarter of ``outline``'s time."""
+    try:
+        if ref.kind == "document":
+            check_document(payload)
+        else:
+            brief_log([payload])
+        return ()
+    except ODD:
+        return outline(ref, payload, now).damage
 
 
 def outline_log(chunks: Iterable[bytes], now: int) -> Outline:

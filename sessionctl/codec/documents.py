@@ -73,8 +73,13 @@ class _Moments(msgspec.Struct, gc=False):
     metadata: _Metadata | None = None
 
 
+class _Skeleton(msgspec.Struct, gc=False):
+    messages: list[_Object]
+
+
 _decode = msgspec.json.Decoder(_Document).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
+_decode_skeleton = msgspec.json.Decoder(_Skeleton).decode
 _decode_moments = msgspec.json.Decoder(_Moments).decode
 SPOKEN: dict[str, Turn] = {role: (role, (), ()) for role in ("user", "assistant", "system")}
 """The turns of messages that are nothing but text."""
@@ -137,6 +142,11 @@ def brief_document(payload: bytes, now: int) -> Outline:
     document = _decode_moments(_utf8(payload))
     times = [message.timestamp for message in document.messages]
     return _plain_outline(document, now, times, (), None, len(times))
+
+
+def check_document(payload: bytes) -> None:
+    """Return for a document without damage; raises one of ODD for most that have some, and for a few others."""
+    _decode_skeleton(_utf8(payload))
 
 
 def sound_chunks(chunks: Iterable[bytes], now: int) -> Outline:

@@ -194,11 +194,10 @@ def same_version(one: Stamp, other: Stamp) -> bool:
 
 
 class Chosen(NamedTuple):
-    """The sessions to copy, and how many were looked at. ``size`` is in bytes, as far as the names alone tell."""
+    """The sessions to copy, and how many were looked at."""
 
     refs: tuple[Ref, ...]
     scanned: int
-    size: int = 0
 
 
 def choose(
@@ -209,21 +208,21 @@ def choose(
     tick: Callable[[], None] = lambda: None,
 ) -> Chosen:
     """The sessions of ``source`` (or of ``refs``) that the filter means; payloads are read only where it needs them."""
-    found: dict[Ref, int] = {}
+    found: list[Ref] = []
     scanned = 0
     if filter_.by_name_only:
-        for record in source.records(Want.NAMES, refs):
+        for ref in source.names() if refs is None else dict.fromkeys(refs):
             scanned += 1
             tick()
-            if filter_.allows_key(record.ref):
-                found[record.ref] = record.stamp.size
+            if filter_.allows_key(ref):
+                found.append(ref)
     else:
         for summary in survey(source, now, refs):
             scanned += 1
             tick()
             if filter_.allows(summary):
-                found[summary.ref] = summary.stamp.size
-    return Chosen(tuple(sorted(found)), scanned, sum(found.values()))
+                found.append(summary.ref)
+    return Chosen(tuple(sorted(found)), scanned)
 
 
 def check_places(source: Store, target: Store) -> None:
@@ -642,10 +641,8 @@ class _Run:
 
     def _note_damage(self, records: Iterable[Record]) -> None:
         for record in records:
-            ref, payload, now = record.ref, _payload(record), self._now()
-            if codec.brief(ref, payload, now) is None:
-                for damage in codec.outline(ref, payload, now).damage[:1]:
-                    self.outcome.damaged.append(Skip(ref, damage.message))
+            for damage in codec.damage(record.ref, _payload(record), self._now())[:1]:
+                self.outcome.damaged.append(Skip(record.ref, damage.message))
 
     def _remove(self, record: Record) -> None:
         """Remove a session from the source after its copy was seen, if it is still the version that was copied."""

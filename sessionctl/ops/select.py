@@ -364,15 +364,15 @@ def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
     same_letters: str | None = None
     names: set[str] = set()
     folded = unicodedata.normalize("NFC", text)
-    for record in store.records(Want.NAMES, kinds=kinds):
-        key = record.ref.key
-        suffix = own_id(record.ref)
+    for ref in store.names(kinds):
+        key = ref.key
+        suffix = own_id(ref)
         if len(names) < MOST_COMPARED:
             names.update((key, suffix))
         if suffix == text:
-            by_id.setdefault(key, []).append(record.ref)
+            by_id.setdefault(key, []).append(ref)
         elif key.startswith(text) or suffix.startswith(text):
-            by_start.setdefault(key, []).append(record.ref)
+            by_start.setdefault(key, []).append(ref)
         if not key.isascii() and unicodedata.normalize("NFC", key) == folded:
             same_letters = key
     if not by_id and "document" in kinds and "document" in store.kinds:

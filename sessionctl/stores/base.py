@@ -88,6 +88,10 @@ class Store(ABC):
         """``records`` for those who only look: its stamps may not tell two versions apart, where that takes time."""
         return self.records(Want.WHOLE, kinds=kinds)
 
+    def names(self, kinds: Iterable[Kind] = KINDS) -> Iterator[Ref]:
+        """What every session is called, each once, in no order; nothing is told of those that are gone by now."""
+        return (record.ref for record in self.records(Want.NAMES, kinds=kinds))
+
     def parts(self, count: int) -> Sequence[Store]:
         """This store for at most ``count`` processes: ``records`` of each part gives other sessions, all give all.
 

@@ -131,13 +131,19 @@ class FolderStore(Store):
                 if record is not None:
                     yield record
 
+    def names(self, kinds: Iterable[Kind] = KINDS) -> Iterator[Ref]:
+        wanted = frozenset(self.kinds) & frozenset(kinds)
+        return (ref for _, ref in self._found() if ref.kind in wanted)
+
     def _named(self, refs: Iterable[Ref]) -> Iterator[tuple[str, Ref]]:
         folder = self._folder()
         for ref in dict.fromkeys(refs):
-            with suppress(InvalidKey):
+            try:
                 name = file_name(ref.key, ref.kind, new=False)
-                if _is_exact(folder, name):
-                    yield name, ref
+            except InvalidKey:
+                continue
+            if _is_exact(folder, name):
+                yield name, ref
 
     def _found(self) -> Iterator[tuple[str, Ref]]:
         part, parts = self._part, self._parts

@@ -139,9 +139,9 @@ def packed(commands: Sequence[Command]) -> Iterator[bytes]:
             else:
                 parts += (b"$%d\r\n" % len(value), value, b"\r\n")
                 size += len(value)
-        if size > _PIECE:
-            yield b"".join(parts)
-            parts, size = [], 0
+                if size > _PIECE:
+                    yield b"".join(parts)
+                    parts, size = [], 0
     yield b"".join(parts)
 
 

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from redis import exceptions as failed
@@ -151,19 +151,22 @@ class RedisStore(Store):
         except UnicodeEncodeError:
             raise InvalidKey(f"{quoted(ref.key)} is not text that a key can be made of") from None
 
-    def _ref(self, key: bytes) -> Ref | None:
-        """The session that a key stands for, by the longest prefix that fits; None for locks and checkpoints."""
+    def _kind(self, key: bytes) -> Kind | None:
+        """What a key holds, by the longest prefix that fits; None for locks and checkpoints."""
         for kind, prefix, others in self._told_by:
             if key.startswith(prefix) and len(key) > len(prefix):
-                return (
-                    None if key.startswith(others) else Ref(key[len(prefix) :].decode("utf-8", "surrogateescape"), kind)
-                )
+                return None if key.startswith(others) else kind
         return None
+
+    def _ref(self, key: bytes) -> Ref | None:
+        """The session that a key stands for."""
+        kind = self._kind(key)
+        return None if kind is None else Ref(key[len(self._prefixes[kind]) :].decode("utf-8", "surrogateescape"), kind)
 
     def check_key(self, ref: Ref) -> None:
         if "\0" in ref.key:
             raise InvalidKey(f"{quoted(ref.key)} holds a NUL")
-        if not ref.key or self._ref(self._key(ref)) != ref:
+        if not ref.key or self._kind(self._key(ref)) != ref.kind:
             raise InvalidKey(f"{quoted(ref.key)} cannot be told from other keys of this store")
 
     def check_payload(self, ref: Ref, payload: bytes) -> None:
@@ -199,9 +202,12 @@ class RedisStore(Store):
 
     def contents(self, kinds: Iterable[Kind] = KINDS) -> Iterator[Record]:
         """Without the digests in ``Stamp.version``."""
-        found = self._found(tuple(kind for kind in KINDS if kind in frozenset(kinds)))
+        found = self.names(kinds)
         while batch := list(islice(found, BATCH)):
             yield from self._load(batch, Want.WHOLE, digests=False)
+
+    def names(self, kinds: Iterable[Kind] = KINDS) -> Iterator[Ref]:
+        return self._found(tuple(kind for kind in KINDS if kind in frozenset(kinds)))
 
     def parts(self, count: int) -> Sequence[Store]:
         with told(self._address):
@@ -216,16 +222,16 @@ class RedisStore(Store):
     def _named(self, refs: Iterable[Ref], kinds: Sequence[Kind]) -> Iterator[Ref]:
         for ref in dict.fromkeys(refs):
             with suppress(InvalidKey):
-                if ref.kind in kinds and self._ref(self._key(ref)) == ref:
+                if ref.kind in kinds and self._kind(self._key(ref)) == ref.kind:
                     yield ref
 
     def _found(self, kinds: Sequence[Kind]) -> Iterator[Ref]:
         part, count = self._part
         for kind in kinds:
+            length = len(self._prefixes[kind])
             for key in self._scan(self._prefixes[kind]):
-                ref = self._ref(key)
-                if ref is not None and ref.kind == kind and (count == 1 or zlib.crc32(key) % count == part):
-                    yield ref
+                if (count == 1 or zlib.crc32(key) % count == part) and self._kind(key) == kind:
+                    yield Ref(key[length:].decode("utf-8", "surrogateescape"), kind)
 
     def _scan(self, prefix: bytes) -> Iterator[bytes]:
         """Every key with the prefix, once. A scan that loses its server starts again: cursors are the server's own."""
@@ -512,6 +518,10 @@ class RedisStore(Store):
         ages = iter(self._ages(keys))
         stamps = []
         for put in written:
+            if put.ref.kind == "document" and not digests:
+                length = len(put.payload)
+                stamps.append(Stamp((_TYPES["document"], length), length, None, "none", put.ttl_ms))
+                continue
             if put.ref.kind == "document":
                 size, length, end = _Size(0, None, "none", put.ttl_ms), len(put.payload), put.payload[-TAIL:]
             else:
@@ -619,7 +629,7 @@ class RedisStore(Store):
     def remove(self, ref: Ref, expect: Stamp | Any_) -> None:
         """Remove a session; with a log go its checkpoints and their pending index (FORMATS.md section 2)."""
         key = self._key(ref)
-        if self._ref(key) != ref:
+        if self._kind(key) != ref.kind:
             raise SessionNotFound(quoted(ref.key))
         leftovers = self._belongings(ref.key) if ref.kind == "log" else []
 
@@ -761,9 +771,9 @@ class RedisStore(Store):
         return answers | dict(zip(map(id, aged), self._make_aged(aged), strict=True))
 
     def _make_aged(self, items: Sequence[Put]) -> Sequence[Answer]:
-        """Write new documents with their idle times, and give the answers to each SET.
+        """Write new documents with their idle times; the answers are b"OK" for those that were written.
 
-        An empty string is made of that age, then filled, which leaves its age alone. In a Cluster, where the keys of a
+        Empty strings are made of that age, then filled, which leaves their age alone. In a Cluster, where the keys of a
         transaction must share a slot, a script does both for one key.
         """
         if not items:
@@ -771,14 +781,14 @@ class RedisStore(Store):
         keys = [self._key(item.ref) for item in items]
         clock = self._clock_at(keys[0])
         idles = [_idle(clock, item.changed_at or 0) for item in items]
-        pairs = list(zip(keys, items, idles, strict=True))
         if self._address.way == "cluster":
-            return self._servers.once([(key, _script(key, item, idle)) for key, item, idle in pairs])
-        commands: list[Command] = []
-        for key, item, idle in pairs:
-            commands += (_restore(key, _EMPTY, idle, None), _set(key, item.payload, item.ttl_ms))
-        done = self._servers.make(keys, commands)
-        return done[1::2] if isinstance(done, list) else [done] * len(items)
+            scripts = [(key, _script(key, item, idle)) for key, item, idle in zip(keys, items, idles, strict=True)]
+            return self._servers.once(scripts)
+        made = [_restore(key, _EMPTY, idle, None) for key, idle in zip(keys, idles, strict=True)]
+        filled: Command = ("MSET", *chain.from_iterable(zip(keys, (item.payload for item in items), strict=True)))
+        ends = [step for key, item in zip(keys, items, strict=True) for step in _expiry(key, item.ttl_ms)]
+        done = self._servers.make(keys, [*made, filled, *ends])
+        return [done[len(made)] if isinstance(done, list) else done] * len(items)
 
     def _can_hold(self, ref: Ref) -> bool:
         try:
