@@ -322,6 +322,7 @@ def crew_of(source: Store, target: Store, count: int, *, now: Callable[[], int])
     To be called before any lock is taken.
     """
     size = processes() if count >= WORTH_SHARING else 1
+    size += size > 1  # they wait for the stores in turn
     pairs = [(source.again(), target.again()) for _ in range(size if size > 1 else 0)]
     works = [partial(_copy_part, mine, its, now) for mine, its in pairs if mine is not None and its is not None]
     try:
@@ -459,16 +460,17 @@ class _Run:
         for ref, record in here.items():
             there = found.get(ref)
             if there is None or there.action == "replace":
+                payload = _payload(record)
                 try:
-                    self._target.check_payload(ref, _payload(record))
+                    self._target.check_payload(ref, payload)
                 except SessionctlError as error:
                     self._fail(ref, error)
                     continue
                 expect = None if there is None else there.stamp
-                copies[ref] = Copy(ref, len(_payload(record)))
+                copies[ref] = Copy(ref, len(payload))
                 if expect is not None and ref not in ours:
                     gave_way[ref] = expect
-                puts.append(Put(ref, _payload(record), expect, self._age(record), self._ttl(record, read_at)))
+                puts.append(Put(ref, payload, expect, self._age(record), self._ttl(record, read_at)))
             elif there.action == "identical":
                 self.outcome.identical.append(ref)
             else:

@@ -164,10 +164,16 @@ class RedisStore(Store):
         return None if kind is None else Ref(key[len(self._prefixes[kind]) :].decode("utf-8", "surrogateescape"), kind)
 
     def check_key(self, ref: Ref) -> None:
-        if "\0" in ref.key:
+        self._checked(ref)
+
+    def _checked(self, ref: Ref) -> bytes:
+        """The key, if it stands for this session alone; raises InvalidKey for any other."""
+        key = self._key(ref)
+        if b"\0" in key:
             raise InvalidKey(f"{quoted(ref.key)} holds a NUL")
-        if not ref.key or self._kind(self._key(ref)) != ref.kind:
+        if not ref.key or self._kind(key) != ref.kind:
             raise InvalidKey(f"{quoted(ref.key)} cannot be told from other keys of this store")
+        return key
 
     def check_payload(self, ref: Ref, payload: bytes) -> None:
         if ref.kind == "log" and not payload:
@@ -734,68 +740,66 @@ class RedisStore(Store):
 
     def _put_portion(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
         with told(self._address):
-            answers = self._put_at_once([item for item in items if item.expect is None and self._can_hold(item.ref)])
-        done = [item for item in items if answers.get(id(item)) == b"OK"]
-        stamps = dict(zip(map(id, done), self._stamped(done, digests=False), strict=True))
+            new = {item.ref: item for item in reversed(items) if item.expect is None}  # of two for one key the first
+            answers = self._put_at_once(new.values())
+        done = [item for item in new.values() if answers.get(item.ref) == b"OK"]
+        stamps = dict(zip((item.ref for item in done), self._stamped(done, digests=False), strict=True))
         for item in items:
-            if (stamp := stamps.get(id(item))) is not None:
+            if (stamp := stamps.pop(item.ref, None)) is not None:
                 yield stamp
                 continue
             try:
-                yield self._put(item, unsure=isinstance(answers.get(id(item)), LOST))
+                yield self._put(item, unsure=isinstance(answers.get(item.ref), LOST))
             except SessionctlError as error:
                 yield error
 
-    def _put_at_once(self, items: Sequence[Put]) -> dict[int, Answer]:
-        """What the server answers to those that can be written without a look at each, by ``id`` of the item."""
+    def _put_at_once(self, items: Iterable[Put]) -> dict[Ref, Answer]:
+        """What the server answers to those new ones that can be written without a look at each."""
         asked: list[tuple[bytes, Command]] = []
-        written: list[Put] = []
-        aged: list[Put] = []
+        written: list[Ref] = []
+        aged: list[tuple[bytes, Put]] = []
+        logs: list[tuple[bytes, Put]] = []
         for item in items:
-            if item.ref.kind == "document" and item.changed_at is None:
-                key = self._key(item.ref)
-                asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
-                written.append(item)
-            elif item.ref.kind == "document" and not self._servers.reading_counts_as_use:  # else SET would be use, too
-                aged.append(item)
-        logs = [item for item in items if item.ref.kind == "log" and item.changed_at is not None and item.payload]
+            try:
+                key = self._checked(item.ref)
+            except InvalidKey:
+                continue
+            if item.ref.kind == "log":
+                if item.changed_at is not None and item.payload:
+                    logs.append((key, item))
+            elif item.changed_at is None:
+                asked.append((key, _set_new(key, item)))
+                written.append(item.ref)
+            elif not self._servers.reading_counts_as_use:  # else SET would be use, too
+                aged.append((key, item))
         if logs:
-            dumps = self._servers.transactions([self._dumping(item) for item in logs])
-            clock = self._clock_at(self._key(logs[0].ref))
-            for item, done in zip(logs, dumps, strict=True):
+            dumps = self._servers.transactions([self._dumping(item) for _, item in logs])
+            clock = self._clock_at(logs[0][0])
+            for (key, item), done in zip(logs, dumps, strict=True):
                 if isinstance(done, list) and item.changed_at is not None:
-                    key = self._key(item.ref)
                     asked.append((key, _restore(key, _dumped(done), _idle(clock, item.changed_at), item.ttl_ms)))
-                    written.append(item)
-        answers = dict(zip(map(id, written), self._servers.once(asked), strict=True))
-        return answers | dict(zip(map(id, aged), self._make_aged(aged), strict=True))
+                    written.append(item.ref)
+        answers = dict(zip(written, self._servers.once(asked), strict=True))
+        made = self._make_aged(aged) if aged else []
+        return answers | dict(zip((item.ref for _, item in aged), made, strict=True))
 
-    def _make_aged(self, items: Sequence[Put]) -> Sequence[Answer]:
+    def _make_aged(self, pairs: Sequence[tuple[bytes, Put]]) -> Sequence[Answer]:
         """Write new documents with their idle times; the answers are b"OK" for those that were written.
 
         Empty strings are made of that age, then filled, which leaves their age alone. In a Cluster, where the keys of a
         transaction must share a slot, a script does both for one key.
         """
-        if not items:
-            return []
-        keys = [self._key(item.ref) for item in items]
-        clock = self._clock_at(keys[0])
-        idles = [_idle(clock, item.changed_at or 0) for item in items]
+        clock = self._clock_at(pairs[0][0])
+        aged = [(key, item, _idle(clock, item.changed_at or 0)) for key, item in pairs]
         if self._address.way == "cluster":
-            scripts = [(key, _script(key, item, idle)) for key, item, idle in zip(keys, items, idles, strict=True)]
-            return self._servers.once(scripts)
-        made = [_restore(key, _EMPTY, idle, None) for key, idle in zip(keys, idles, strict=True)]
-        filled: Command = ("MSET", *chain.from_iterable(zip(keys, (item.payload for item in items), strict=True)))
-        ends = [step for key, item in zip(keys, items, strict=True) for step in _expiry(key, item.ttl_ms)]
-        done = self._servers.make(keys, [*made, filled, *ends])
-        return [done[len(made)] if isinstance(done, list) else done] * len(items)
-
-    def _can_hold(self, ref: Ref) -> bool:
-        try:
-            self.check_key(ref)
-        except InvalidKey:
-            return False
-        return True
+            return self._servers.once([(key, _script(key, item, idle)) for key, item, idle in aged])
+        made = [_restore(key, _EMPTY, idle, None) for key, _, idle in aged]
+        filled: Command = ("MSET", *chain.from_iterable((key, item.payload) for key, item in pairs))
+        ends = [step for key, item in pairs for step in _expiry(key, item.ttl_ms)]
+        done = self._servers.make([key for key, _ in pairs], [*made, filled, *ends])
+        if isinstance(done, failed.NoPermissionError):  # RESTORE, say: then without their ages
+            return self._servers.once([(key, _set_new(key, item)) for key, item in pairs])
+        return [done[len(made)] if isinstance(done, list) else done] * len(pairs)
 
     def lock(self, ref: Ref, wait: float) -> Lease:
         """The lock that agents take: it guards the document and the log of a key alike."""
@@ -964,6 +968,10 @@ def _up_to(items: Iterator[tuple[Ref, bytes]], limit: int) -> Iterator[tuple[Ref
 
 def _set(key: bytes, payload: bytes, ttl_ms: int | None) -> Command:
     return ("SET", key, payload) if ttl_ms is None else ("SET", key, payload, "PX", max(1, ttl_ms))
+
+
+def _set_new(key: bytes, put: Put) -> Command:
+    return (*_set(key, put.payload, put.ttl_ms), "NX")
 
 
 _MAKE_AGED = b"""

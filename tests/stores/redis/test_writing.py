@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +14,7 @@ from sessionctl.errors import InvalidKey, SessionChanged, SessionNotFound, Store
 from sessionctl.model import KINDS, Ref, Stamp
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, Put, Store, Want
+from sessionctl.stores.redis.servers import Answer, Command, Link
 from sessionctl.stores.redis.store import join, split
 
 from ...servers import Server, lossy_front, server
@@ -251,6 +252,69 @@ def test_out_of_memory_leaves_nothing_by_halves(redis: Server, store: Store) -> 
     assert client.keys("*") == [b"session-log:a"]
     assert store.get(LOG).payload == b"old\n"
     store.remove(LOG, ANY)  # room can still be made
+
+
+def aged(redis: Server, key: str) -> float:
+    """Seconds since the key was used."""
+    return float(redis.client().object("idletime", f"seepient:session:{key}"))
+
+
+def test_new_documents_go_together_with_age_and_life(redis: Server, store: Store) -> None:
+    store.put(Ref("there", "document"), b"{}", expect=None)
+    hour_ago = now() - 3_600_000
+    names = ["a", "b", "there", "c", "a"]
+    lives = [60_000 if key == "b" else None for key in names]
+    puts = [Put(Ref(key, "document"), b"%d" % n, None, hour_ago, lives[n]) for n, key in enumerate(names)]
+    a, b, there, c, again = store.put_many(puts)
+    assert [result for result in (a, b, c) if not isinstance(result, Stamp)] == []
+    assert isinstance(there, SessionChanged)
+    assert isinstance(again, SessionChanged)
+    assert all(3599 <= aged(redis, key) <= 3602 for key in "abc")
+    assert aged(redis, "there") < 60
+    client = redis.client()
+    assert client.mget("seepient:session:a", "seepient:session:b", "seepient:session:c") == [b"0", b"1", b"3"]
+    assert client.get("seepient:session:there") == b"{}"
+    assert 50_000 < client.pttl("seepient:session:b") <= 60_000
+    assert client.pttl("seepient:session:a") == -1
+    assert client.dbsize() == 4
+
+
+def test_who_takes_a_key_meanwhile_keeps_it(redis: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer comes between the look and the writing of many."""
+    really = Link.transact
+
+    def late(link: Link, commands: Sequence[Command]) -> list[Answer] | None:
+        redis.client().set("seepient:session:5", "theirs", nx=True)
+        return really(link, commands)
+
+    monkeypatch.setattr(Link, "transact", late)
+    hour_ago = now() - 3_600_000
+    results = list(store.put_many([Put(Ref(str(n), "document"), b"ours", None, hour_ago) for n in range(10)]))
+    assert [isinstance(result, SessionChanged) for result in results] == [n == 5 for n in range(10)]
+    assert all(3599 <= aged(redis, str(n)) <= 3602 for n in range(10) if n != 5)
+    client = redis.client()
+    assert [client.get(f"seepient:session:{n}") for n in (4, 5, 6)] == [b"ours", b"theirs", b"ours"]
+
+
+def test_a_full_server_takes_none_of_many(redis: Server, store: Store) -> None:
+    client = redis.client()
+    client.config_set("maxmemory", 1)
+    try:
+        puts = [Put(Ref(str(n), "document"), b"x" * 2000, None, now() - 3_600_000) for n in range(5)]
+        assert [type(result) for result in store.put_many(puts)] == [WriteFailed] * 5
+    finally:
+        client.config_set("maxmemory", 0)
+    assert client.dbsize() == 0
+
+
+def test_new_documents_go_without_age_where_we_may_not_restore(redis: Server) -> None:
+    client = redis.client()
+    client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-restore"])
+    with open_store(redis.url(login="half:pw@")) as store:
+        (made,) = store.put_many([Put(DOCUMENT, b"{}", None, now() - 3_600_000, 60_000)])
+        assert isinstance(made, Stamp)
+    assert client.get("seepient:session:a") == b"{}"
+    assert 50_000 < client.pttl("seepient:session:a") <= 60_000
 
 
 @pytest.mark.parametrize("missing", ["rpush", "unlink", "multi", "exec", "watch"])
