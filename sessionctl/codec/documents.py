@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from ..history import Soundness, Turn, finding
 from ..model import Damage, Finding, Outline, Step
@@ -95,6 +94,7 @@ class _Sound:
 
     def add(self, messages: list[_Message]) -> None:
         turns: list[Turn] = []
+        title = self.title
         for message in messages:
             role, calls, call_id = message.role, message.toolCalls, message.toolCallId
             if role == "tool":
@@ -107,8 +107,8 @@ class _Sound:
                 if not message.content:
                     raise NotPlain
                 turns.append(SPOKEN[role])
-                if self.title is None and role == "user":
-                    self.title = one_line(message.content)
+                if title is None and role == "user":
+                    title = one_line(message.content)
             else:
                 ids = [call.id for call in calls if call.id and call.name]
                 if not ids or len(ids) < len(calls) or role == "user":
@@ -116,14 +116,14 @@ class _Sound:
                 turns.append((role, ids, [call.id for call in calls if call.result is not None]))
         if not self.history.follows(turns):
             raise NotPlain
+        self.title = title
         self.times += [message.timestamp for message in messages]
 
     def outline(self, document: _Document, now: int) -> Outline:
         status, count = self.history.status(), self.history.count
         if status is None:
             raise NotPlain
-        found = _plain_outline(document, now, self.times, (), self.title, count)
-        return replace(found, sound=status, last=f"messages[{count - 1}]")
+        return _plain_outline(document, now, self.times, self.title, status, f"messages[{count - 1}]")
 
 
 def sound_document(payload: bytes, now: int) -> Outline:
@@ -141,7 +141,7 @@ def brief_document(payload: bytes, now: int) -> Outline:
     """The outline of a document without its history: ages and owner. Raises as ``sound_document``, also for damage."""
     document = _decode_moments(_utf8(payload))
     times = [message.timestamp for message in document.messages]
-    return _plain_outline(document, now, times, (), None, len(times))
+    return _plain_outline(document, now, times)
 
 
 def check_document(payload: bytes) -> None:
@@ -198,11 +198,11 @@ def _plain_outline(
     document: _Document | _Moments,
     now: int,
     times: Sequence[int],
-    steps: tuple[Step, ...],
-    title: str | None,
-    unread: int = 0,
+    title: str | None = None,
+    sound: Literal["draft", "ok"] | None = None,
+    last: str = "",
 ) -> Outline:
-    """The outline where every time in the document can be believed; raises NotPlain for any other."""
+    """The outline, its messages ``unread``, where every time can be believed; raises NotPlain for any other."""
     newest = max(times, default=0)
     if newest > now or (times and min(times) < OLDEST):
         raise NotPlain
@@ -220,7 +220,7 @@ def _plain_outline(
     return Outline(
         "document",
         document.id or None,
-        steps,
+        (),
         created_at=document.createdAt,
         updated_at=document.updatedAt,
         active_at=active,
@@ -229,7 +229,9 @@ def _plain_outline(
         model=document.model or None,
         owner=owner or None,
         title=(metadata.title if metadata and metadata.title else title),
-        unread=unread,
+        unread=len(times),
+        sound=sound,
+        last=last,
     )
 
 
