@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ..errors import AmbiguousId, InvalidKey, SessionctlError, SessionNotFound, UsageError
+from ..keys import quoted
 from ..model import KINDS, Kind, Ref
 from ..ops.select import resolve
 from ..stores.base import Store
@@ -38,9 +39,15 @@ def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS, also: C
 
     refs: dict[Ref, None] = {}
     missing: list[tuple[str, SessionctlError]] = []
+    unknown: dict[str, SessionNotFound] = {}
     for text in ids:
         if text != "-":
-            refs.update(dict.fromkeys(find(text)))
+            try:
+                refs.update(dict.fromkeys(find(text)))
+            except SessionNotFound as error:
+                unknown[text] = error
+    for first in unknown.values():
+        raise first if len(unknown) == 1 else SessionNotFound(", ".join(map(quoted, unknown)), hint=first.hint)
     if "-" in ids:
         for text in read_ids():
             try:

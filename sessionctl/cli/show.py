@@ -55,6 +55,8 @@ def show(
         raise UsageError("name the sessions to show", hint="sessionctl list shows them; - reads ids from stdin")
     if raw and (as_markdown or tree or last is not None or out.format != "table"):
         raise UsageError("--raw prints the bytes as they are and goes with no other form of output")
+    if as_markdown and out.format != "table":
+        raise UsageError(f"--markdown and -o {out.format} are two forms of output: choose one")
     now = now_ms()
     code = 0
     objects: list[dict[str, Any]] = []

@@ -64,6 +64,9 @@ def test_all_ids_are_checked_before_anything_is_done(folder: Path) -> None:
     for bad, code in (("nope", 3), ("../s1", 2), ("s", 3), ("", 2), ("x" * 10_000, 2)):
         assert run("delete", "s1", bad, "-y", "-s", folder).returncode == code
         assert state(folder) == before
+    done = run("delete", "nope", "s1", "neither", "-y", "-s", folder)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (3, "sessionctl: no such session: 'nope', 'neither'")
+    assert state(folder) == before
 
 
 def test_both_kinds_of_one_key(folder: Path) -> None:

@@ -225,6 +225,12 @@ def test_raw_goes_with_nothing_else(extra: list[str]) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
+def test_markdown_goes_with_no_json() -> None:
+    done = run("show", "legacy-0001", "--markdown", "-o", "json", "-s", DOCUMENTS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--markdown and -o json" in done.stderr
+
+
 def test_markdown_cannot_be_broken_out_of(folder: Path) -> None:
     document(folder, "s", messages=[
         message("user", "hi"),

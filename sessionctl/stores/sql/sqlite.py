@@ -88,8 +88,7 @@ class Sqlite(Database):
         return connection
 
     def _open_writer(self) -> sqlite3.Connection:
-        if not os.path.isdir(self.path.parent):
-            raise WriteFailed(f"cannot make {self.name}: there is no folder {quoted(str(self.path.parent), 300)}")
+        self._folder()
         with suppress(FileExistsError):
             # Not closed: another thread may hold a lock on the new database already, which closing it would end.
             made = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -134,10 +133,14 @@ class Sqlite(Database):
         return sa.func.length(sa.cast(column, sa.LargeBinary))
 
     def lock(self, name: str, what: str, wait: float) -> Lease:
+        return FileLease(self._folder(), f"{self.path.name}:{name}", what, wait)
+
+    def _folder(self) -> Path:
+        """Where the database lies; raises WriteFailed where it could not be made."""
         folder = self.path.parent
         if not os.path.isdir(folder):
-            raise WriteFailed(f"cannot lock {what}: there is no folder {quoted(str(folder), 300)}")
-        return FileLease(folder, f"{self.path.name}:{name}", what, wait)
+            raise WriteFailed(f"cannot make {self.name}: there is no folder {quoted(str(folder), 300)}")
+        return folder
 
     def held(self, names: Callable[[], Iterable[str]]) -> dict[str, Holder]:
         prefix = f"{self.path.name}:"
