@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import SessionctlError, StoreError
+from .params import simplify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,27 +37,13 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
-def _name_no_types(command: Any) -> None:
-    """Leave Python's types out of the help of flags and arguments: ``<bool>`` and ``<list[str]>`` tell nobody much."""
-
-    def quiet(param: Any) -> Any:
-        if param is not None and (param.param_type_name == "argument" or param.is_flag):
-            param.display_type_rich = lambda ctx: None
-        return param
-
-    help_option = command.get_help_option
-    command.get_help_option = lambda ctx: quiet(help_option(ctx))
-    for param in command.params:
-        quiet(param)
-
-
 class LazyGroup(TyperGroup):
     """Loads a command's module when it is named, so that starting stays instant."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = dict.fromkeys(COMMANDS)
-        _name_no_types(self)
+        simplify(self)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -65,7 +52,7 @@ class LazyGroup(TyperGroup):
             app = import_module(f".{COMMANDS[cmd_name]}", __package__).app
             command = typer.main.get_command(app)
             command.name = cmd_name
-            _name_no_types(command)
+            simplify(command)
             self.commands[cmd_name] = command
         return self.commands[cmd_name]
 

@@ -278,3 +278,26 @@ def test_many_sessions_at_once(folder: Path) -> None:
     assert len(done.stdout.splitlines()) == 600
     assert run("gc", "--older-than", "1m", "-y", "--max-delete", "100%", "-s", folder).returncode == 0
     assert names(folder) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list"],
+        ["show", "s1", "--last", "2"],
+        ["gc", "--older-than", "1d", "--dry-run"],
+        ["repair", "--exit-zero"],
+        ["tail", "-n", "2", "s1"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_loads_only_what_it_uses(talk: Path, arguments: list[str]) -> None:
+    """What takes a tenth of a second to load, and more: pydantic (for values that need it), clients of servers."""
+    program = (
+        "import sys\nfrom sessionctl.cli import call\ncode = call(sys.argv[1:])\n"
+        "heavy = ('pydantic', 'redis', 'sqlalchemy', 'asyncio', 'watchfiles', 'rich.console')\n"
+        "print(code, *(name for name in heavy if name in sys.modules), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program, *arguments, "-s", str(talk)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "0"
