@@ -41,8 +41,8 @@ STORE_LOCKS = b"sessionctl-lock:"
 CHECKPOINTS = b"checkpoint:"
 PENDING = b"checkpoint-pending-index:"
 
-COUNT = 1000
-"""Keys that one SCAN looks at."""
+COUNT = 5000
+"""Keys that one SCAN looks at: half a millisecond of the server."""
 
 BATCH = 500
 """Sessions asked for in one go."""
