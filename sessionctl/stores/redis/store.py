@@ -277,7 +277,7 @@ class RedisStore(Store):
             left = yield from self._of_other_type(again)
 
     def _may_look(self) -> bool:
-        """Whether asking for a log's length does not count as use of it (as on old servers it does)."""
+        """Whether commands do not count as use of a key (as on old servers they do)."""
         if self._looks_free is None:
             self._looks_free = not self.reading_counts_as_use
         return self._looks_free
@@ -727,7 +727,7 @@ class RedisStore(Store):
     # --- many at once -----------------------------------------------------------------------------------------------
 
     def put_many(self, items: Sequence[Put]) -> Iterator[Stamp | SessionctlError]:
-        """As the contract says. What must not exist yet is written in batches: SET NX and RESTORE guard themselves."""
+        """As the contract says. What must not exist yet is written in batches, which the server guards."""
         portion: list[Put] = []
         size = 0
         for item in items:
@@ -770,7 +770,7 @@ class RedisStore(Store):
             elif item.changed_at is None:
                 asked.append((key, _set_new(key, item)))
                 written.append(item.ref)
-            elif not self._servers.reading_counts_as_use:  # else SET would be use, too
+            elif self._may_look():  # else MSET would be use, too
                 aged.append((key, item))
         if logs:
             dumps = self._servers.transactions([self._dumping(item) for _, item in logs])

@@ -307,6 +307,15 @@ def test_a_full_server_takes_none_of_many(redis: Server, store: Store) -> None:
     assert client.dbsize() == 0
 
 
+def test_new_documents_keep_their_age_where_writing_counts_as_use(redis: Server) -> None:
+    commands = ["+@all", "-client|no-touch"]
+    redis.client().acl_setuser("old", enabled=True, passwords=["+pw"], keys=["*"], commands=commands)
+    with open_store(redis.url(login="old:pw@")) as store:
+        puts = [Put(Ref(key, "document"), b"{}", None, now() - 3_600_000) for key in "ab"]
+        assert all(isinstance(made, Stamp) for made in store.put_many(puts))
+    assert all(3599 <= aged(redis, key) <= 3602 for key in "ab")
+
+
 def test_new_documents_go_without_age_where_we_may_not_restore(redis: Server) -> None:
     client = redis.client()
     client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-restore"])
