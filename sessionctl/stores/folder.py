@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -125,19 +125,19 @@ class FolderStore(Store):
     ) -> Iterator[Record]:
         folder = self._folder()
         wanted = frozenset(self.kinds) & frozenset(kinds)
-        for name, ref in self._named(refs) if refs is not None else self._found():
-            if ref.kind in wanted:
-                record = _load(folder, name, ref, want)
-                if record is not None:
-                    yield record
+        for name, ref in self._named(refs, wanted) if refs is not None else self._found(wanted):
+            record = _load(folder, name, ref, want)
+            if record is not None:
+                yield record
 
     def names(self, kinds: Iterable[Kind] = KINDS) -> Iterator[Ref]:
-        wanted = frozenset(self.kinds) & frozenset(kinds)
-        return (ref for _, ref in self._found() if ref.kind in wanted)
+        return (ref for _, ref in self._found(frozenset(self.kinds) & frozenset(kinds)))
 
-    def _named(self, refs: Iterable[Ref]) -> Iterator[tuple[str, Ref]]:
+    def _named(self, refs: Iterable[Ref], kinds: Collection[Kind]) -> Iterator[tuple[str, Ref]]:
         folder = self._folder()
         for ref in dict.fromkeys(refs):
+            if ref.kind not in kinds:
+                continue
             try:
                 name = file_name(ref.key, ref.kind, new=False)
             except InvalidKey:
@@ -145,15 +145,17 @@ class FolderStore(Store):
             if _is_exact(folder, name):
                 yield name, ref
 
-    def _found(self) -> Iterator[tuple[str, Ref]]:
+    def _found(self, kinds: Collection[Kind]) -> Iterator[tuple[str, Ref]]:
         part, parts = self._part, self._parts
+        suffixes = tuple(SUFFIXES[kind] for kind in kinds)
         with self._scan() as entries:
             for entry in entries:
-                if parts > 1 and hash(entry.name) % parts != part:
+                name = entry.name
+                if not name.endswith(suffixes) or (parts > 1 and hash(name) % parts != part):
                     continue
-                ref = ref_of(entry.name)
+                ref = ref_of(name)
                 if ref is not None and entry.is_file(follow_symlinks=False):
-                    yield entry.name, ref
+                    yield name, ref
 
     def _scan(self) -> ScandirIterator:
         try:
@@ -183,12 +185,15 @@ class FolderStore(Store):
 
     def strays(self) -> Iterator[Stray]:
         folder = self._folder()
+        sessions = tuple(SUFFIXES.values())
         with self._scan() as entries:
             for entry in entries:
                 name = entry.name
+                if name.endswith(sessions) and entry.is_file(follow_symlinks=False):
+                    continue
                 ref = ref_of(name)
                 if ref is not None:
-                    if ref.kind in self.kinds and not entry.is_file(follow_symlinks=False):
+                    if ref.kind in self.kinds:
                         yield Stray(name, _what(entry), ref)
                 elif match := _TEMPORARY.match(name):
                     kind: Kind = "document" if match["suffix"] == ".json" else "log"
