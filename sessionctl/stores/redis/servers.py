@@ -62,18 +62,21 @@ class Link:
         Whoever leaves before the last answer loses the connection.
         """
         connection = self._connection
+        left = len(commands)
         try:
             connection.send_packed_command(packed(commands))
             read = connection.read_response
-            for _ in commands:
+            while left:
                 try:
                     answer = read()
                 except failed.ResponseError as error:
                     answer = error
+                left -= 1
                 yield answer
         except BaseException:
-            connection.disconnect()  # answers are outstanding: nobody may use it as it is
-            self._watching = False
+            if left:
+                connection.disconnect()  # answers are outstanding: nobody may use it as it is
+                self._watching = False
             raise
 
     def ask(self, *commands: Command) -> list[Answer]:
@@ -289,15 +292,17 @@ class Servers:
         elif left:
             by_server[self._direct()] = list(left)
         for server, indexes in by_server.items():
-            waiting = iter(indexes)
+            done = 0
             try:
                 for answer in self._talk(server, [keyed[index][1] for index in indexes]):
-                    index = next(waiting)
-                    yield index, self._follow(answer, keyed[index][1]) if clustered else answer
+                    index = indexes[done]
+                    found = self._follow(answer, keyed[index][1]) if clustered else answer
+                    done += 1
+                    yield index, found
             except HOPELESS:
                 raise
             except LOST as error:
-                yield from ((index, error) for index in waiting)
+                yield from ((index, error) for index in indexes[done:])
 
     def _follow(self, answer: Answer, command: Command) -> Answer:
         """The answer to a key that has already gone to the next node of a slot that is being moved."""

@@ -745,11 +745,12 @@ class RedisStore(Store):
         done = [item for item in new.values() if answers.get(item.ref) == b"OK"]
         stamps = dict(zip((item.ref for item in done), self._stamped(done, digests=False), strict=True))
         for item in items:
-            if (stamp := stamps.pop(item.ref, None)) is not None:
+            tried = new.get(item.ref) is item
+            if tried and (stamp := stamps.pop(item.ref, None)) is not None:
                 yield stamp
                 continue
             try:
-                yield self._put(item, unsure=isinstance(answers.get(item.ref), LOST))
+                yield self._put(item, unsure=tried and isinstance(answers.get(item.ref), LOST))
             except SessionctlError as error:
                 yield error
 
@@ -768,7 +769,7 @@ class RedisStore(Store):
                 if item.changed_at is not None and item.payload:
                     logs.append((key, item))
             elif item.changed_at is None:
-                asked.append((key, _set_new(key, item)))
+                asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
                 written.append(item.ref)
             elif self._may_look():  # else MSET would be use, too
                 aged.append((key, item))
@@ -786,20 +787,20 @@ class RedisStore(Store):
     def _make_aged(self, pairs: Sequence[tuple[bytes, Put]]) -> Sequence[Answer]:
         """Write new documents with their idle times; the answers are b"OK" for those that were written.
 
-        Empty strings are made of that age, then filled, which leaves their age alone. In a Cluster, where the keys of a
-        transaction must share a slot, a script does both for one key.
+        Empty strings are made of that age, then filled, which leaves their age alone: of all in one transaction, else
+        of each by a script. That is so in a Cluster, where the keys of a transaction must share a slot, where one of
+        them is there already, and where a right or a command is missing.
         """
         clock = self._clock_at(pairs[0][0])
         aged = [(key, item, _idle(clock, item.changed_at or 0)) for key, item in pairs]
-        if self._address.way == "cluster":
-            return self._servers.once([(key, _script(key, item, idle)) for key, item, idle in aged])
-        made = [_restore(key, _EMPTY, idle, None) for key, _, idle in aged]
-        filled: Command = ("MSET", *chain.from_iterable((key, item.payload) for key, item in pairs))
-        ends = [step for key, item in pairs for step in _expiry(key, item.ttl_ms)]
-        done = self._servers.make([key for key, _ in pairs], [*made, filled, *ends])
-        if isinstance(done, failed.NoPermissionError):  # RESTORE, say: then without their ages
-            return self._servers.once([(key, _set_new(key, item)) for key, item in pairs])
-        return [done[len(made)] if isinstance(done, list) else done] * len(pairs)
+        if self._address.way != "cluster":
+            made = [_restore(key, _EMPTY, idle, None) for key, _, idle in aged]
+            filled: Command = ("MSET", *chain.from_iterable((key, item.payload) for key, item in pairs))
+            ends = [step for key, item in pairs for step in _expiry(key, item.ttl_ms)]
+            done = self._servers.make([key for key, _ in pairs], [*made, filled, *ends])
+            if isinstance(done, (list, *LOST)):
+                return [done[len(made)] if isinstance(done, list) else done] * len(pairs)
+        return self._servers.once([(key, _script(key, item, idle)) for key, item, idle in aged])
 
     def lock(self, ref: Ref, wait: float) -> Lease:
         """The lock that agents take: it guards the document and the log of a key alike."""
@@ -968,10 +969,6 @@ def _up_to(items: Iterator[tuple[Ref, bytes]], limit: int) -> Iterator[tuple[Ref
 
 def _set(key: bytes, payload: bytes, ttl_ms: int | None) -> Command:
     return ("SET", key, payload) if ttl_ms is None else ("SET", key, payload, "PX", max(1, ttl_ms))
-
-
-def _set_new(key: bytes, put: Put) -> Command:
-    return (*_set(key, put.payload, put.ttl_ms), "NX")
 
 
 _MAKE_AGED = b"""

@@ -101,6 +101,24 @@ def test_an_append_is_use_and_can_be_undone_as_such(store: Store) -> None:
     assert abs((store.get(ref).stamp.changed_at or 0) - time.time() * 1000) < 2500
 
 
+def test_one_connection_serves_all_questions(redis: Server, store: Store) -> None:
+    ref = Ref("a", "document")
+    store.put(ref, b"{}", expect=None)
+    store.get(ref)
+    count = lambda: redis.client().info("stats")["total_connections_received"]  # noqa: E731
+    before = count()
+    own = count() - before
+    for _ in range(10):
+        assert store.get(ref).payload == b"{}" and store.stamp(ref) is not None
+    assert count() - before == 2 * own
+    for number in range(5):
+        store.put(Ref(str(number), "document"), b"{}", expect=None)
+    for record in store.records():  # left half way: its connection is given up, the next is as good
+        assert record.payload == b"{}"
+        break
+    assert len(list(store.records())) == 6
+
+
 def test_the_age_is_unknown_under_lfu(redis: Server, store: Store) -> None:
     redis.client().config_set("maxmemory-policy", "allkeys-lfu")
     ref = Ref("a", "log")

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import exceptions as failed
 
 from sessionctl.errors import SessionctlError, StoreError
 from sessionctl.model import KINDS, Ref, Stamp
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, Put, Store, Want
 from sessionctl.stores.redis import RedisStore
+from sessionctl.stores.redis.servers import Answer, Command, Servers
 
 from ... import servers
 from ...servers import Certificates, Server
@@ -265,6 +267,26 @@ def test_keys_with_braces(nodes: list[Server], store: RedisStore, key: str) -> N
     assert stamp.changed_at and abs(stamp.changed_at - hour_ago) <= 1000
     assert store.get(Ref(key, "log")).payload == b"1\n2"
     assert sum(node.client().dbsize() for node in nodes) == 1
+
+
+def test_no_answer_is_lost_with_the_node_that_a_slot_moves_to(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hop after an ASK fails once; the question is asked again."""
+    refs = [Ref(f"s{number}", "document") for number in range(20)]
+    for ref in refs:
+        store.put(ref, b"{}", expect=None)
+    really = Servers._follow
+    failures = [failed.ConnectionError("refused"), failed.ConnectionError("refused")]
+
+    def follow(servers: Servers, answer: Answer, command: Command) -> Answer:
+        if failures:
+            raise failures.pop()
+        return really(servers, answer, command)
+
+    monkeypatch.setattr(Servers, "_follow", follow)
+    assert sorted(store.same(dict.fromkeys(refs, b"{}"))) == sorted(refs)
+    assert not failures
 
 
 def test_checkpoints_of_any_slot(nodes: list[Server], store: RedisStore) -> None:

@@ -316,6 +316,32 @@ def test_new_documents_keep_their_age_where_writing_counts_as_use(redis: Server)
     assert all(3599 <= aged(redis, key) <= 3602 for key in "ab")
 
 
+def test_an_earlier_put_of_a_key_does_not_get_the_stamp_of_a_later_one(redis: Server, store: Store) -> None:
+    old = store.put(DOCUMENT, b"old", expect=None)
+    store.remove(DOCUMENT, old)
+    first, second = store.put_many([Put(DOCUMENT, b"x", old), Put(DOCUMENT, b"y", None)])
+    assert isinstance(first, SessionChanged)
+    assert isinstance(second, Stamp)
+    assert redis.client().get("seepient:session:a") == b"y"
+
+
+@pytest.mark.parametrize("missing", ["watch", "mset", "multi", "exec", "pexpire"])
+def test_new_documents_keep_their_age_where_a_right_is_missing(redis: Server, missing: str) -> None:
+    redis.client().acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", f"-{missing}"])
+    with open_store(redis.url(login="half:pw@")) as store:
+        puts = [Put(Ref(key, "document"), b"{}", None, now() - 3_600_000, 60_000) for key in "ab"]
+        assert all(isinstance(made, Stamp) for made in store.put_many(puts))
+    assert all(3599 <= aged(redis, key) <= 3602 for key in "ab")
+    assert redis.client().pttl("seepient:session:b") > 50_000
+
+
+def test_new_documents_go_without_age_where_there_is_no_restore() -> None:
+    with server('rename-command RESTORE ""') as lacking, open_store(lacking.url()) as store:
+        puts = [Put(Ref(key, "document"), b"{}", None, now() - 3_600_000, 60_000) for key in "ab"]
+        assert all(isinstance(made, Stamp) for made in store.put_many(puts))
+        assert lacking.client().pttl("seepient:session:b") > 50_000
+
+
 def test_new_documents_go_without_age_where_we_may_not_restore(redis: Server) -> None:
     client = redis.client()
     client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-restore"])
