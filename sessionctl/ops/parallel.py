@@ -150,7 +150,6 @@ def _serve(end: Connection, others: Sequence[Connection], work: Callable[[J], It
     """A process of a crew."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, too, and stops us
     gc.freeze()  # what was there before is the parent's: looking through it would only copy its pages
-    gc.set_threshold(100_000, 50, 100)
     for other in others:
         other.close()  # or the end of the parent would not be seen
     try:

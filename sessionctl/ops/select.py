@@ -265,12 +265,11 @@ class Tally(msgspec.Struct):
 
     def through(self, summaries: Iterable[Summary], chosen: Filter) -> Iterator[Summary]:
         """Those that are chosen, while all are counted."""
-        all_are = chosen == Filter()
         for summary in summaries:
             self.all += 1
             if summary.error is not None and not summary.verdict.findings:  # else the row says what lies there
                 self.unreadable.append((summary.key, summary.error))
-            if all_are or chosen.allows(summary):
+            if chosen.allows(summary):
                 self.kept += 1
                 self.damaged += summary.status == "damaged" and summary.error is None
                 yield summary

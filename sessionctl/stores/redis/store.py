@@ -42,7 +42,7 @@ CHECKPOINTS = b"checkpoint:"
 PENDING = b"checkpoint-pending-index:"
 
 COUNT = 5000
-"""Keys that one SCAN looks at: half a millisecond of the server."""
+"""Keys that one SCAN looks at: about a millisecond of the server."""
 
 BATCH = 500
 """Sessions asked for in one go."""
@@ -66,7 +66,7 @@ _RESERVED = (LOCKS, STORE_LOCKS, CHECKPOINTS, PENDING, b"sessionctl-new:")
 _TYPES: dict[Kind, str] = {"document": "string", "log": "list"}
 _EMPTY_LOG = "is an empty log, and Redis holds no empty lists"
 _UNKNOWN = -1
-_NO_AGE: tuple[None, AgeSource] = (None, "none")
+_NO_AGE: tuple[int | None, AgeSource] = (None, "none")
 _TICKS = 4  # tries for an answer within one second of the server's clock
 _ITEM = 1024  # a guess at the bytes of a list's item, to bound a batch before anything is read
 
@@ -524,17 +524,13 @@ class RedisStore(Store):
         ages = iter(self._ages(keys))
         stamps = []
         for put in written:
-            if put.ref.kind == "document" and not digests:
-                length = len(put.payload)
-                stamps.append(Stamp((_TYPES["document"], length), length, None, "none", put.ttl_ms))
-                continue
             if put.ref.kind == "document":
-                size, length, end = _Size(0, None, "none", put.ttl_ms), len(put.payload), put.payload[-TAIL:]
+                age, length, end = _NO_AGE, len(put.payload), put.payload[-TAIL:]
             else:
                 items = split(put.payload, put.ref)
-                size, length, end = _Size(0, *next(ages), put.ttl_ms), len(items), items[-1]
+                age, length, end = next(ages), len(items), items[-1]
             read = _Read(length, end, put.payload) if digests else _Read(length)
-            stamps.append(_stamp(put.ref, size, read)._replace(size=len(put.payload)))
+            stamps.append(Stamp(_version(put.ref.kind, read), len(put.payload), *age, put.ttl_ms))
         return stamps
 
     def _ages(self, keys: Sequence[bytes]) -> list[tuple[int | None, AgeSource]]:

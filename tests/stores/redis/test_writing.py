@@ -428,6 +428,29 @@ def test_many_writes_whose_answers_are_lost(redis: Server, store: Store) -> None
     assert sorted(record.payload or b"" for record in store.records()) == [b"%d" % number for number in range(9)]
 
 
+@pytest.mark.parametrize("word", [b"WATCH", b"MULTI", b"EXEC"])
+def test_many_with_ages_whose_answers_are_lost(redis: Server, word: bytes) -> None:
+    """After WATCH and MULTI nothing is written yet, as if the process had died there; after EXEC all is."""
+    puts = [Put(Ref(f"s{n}", "document"), b"%d" % n, None, now() - 3_600_000, 60_000) for n in range(9)]
+    with lossy_front(redis, word, 1) as port, open_store(f"redis://127.0.0.1:{port}") as lossy:
+        assert all(isinstance(result, Stamp) for result in lossy.put_many(puts))
+    client = redis.client()
+    assert all(
+        3599 <= aged(redis, f"s{n}") <= 3603 and client.pttl(f"seepient:session:s{n}") > 50_000 for n in range(9)
+    )
+    assert sorted(client.keys("*")) == sorted(b"seepient:session:s%d" % n for n in range(9))
+    assert client.mget(*(f"seepient:session:s{n}" for n in range(9))) == [b"%d" % n for n in range(9)]
+
+
+@pytest.mark.parametrize("word", [b"WATCH", b"MULTI"])
+def test_a_process_that_dies_before_the_end_of_many_leaves_nothing(redis: Server, word: bytes) -> None:
+    """Its connection ends for good, and with it the transaction."""
+    puts = [Put(Ref(f"s{n}", "document"), b"%d" % n, None, now() - 3_600_000) for n in range(9)]
+    with lossy_front(redis, word, 1000) as port, open_store(f"redis://127.0.0.1:{port}") as lossy:
+        assert not any(isinstance(result, Stamp) for result in lossy.put_many(puts))
+    assert redis.client().keys("*") == []
+
+
 def test_a_lock_whose_answer_is_lost_is_ours(redis: Server) -> None:
     with lossy_front(redis, b"SET", 1) as port, open_store(f"redis://127.0.0.1:{port}") as lossy:
         with lossy.lock(LOG, 0) as lease:
