@@ -150,7 +150,7 @@ def migrate(
             report.outcome = _compare(report, options, quiet=quiet)
         elif chosen.refs:
             with (
-                ops.crew_of(origin, goal, len(chosen.refs), now=now_ms) as crew,
+                ops.crew_of(origin, goal, chosen.refs, now=now_ms) as crew,
                 _store_locks(origin, goal, delete_source=delete_source) as check,
             ):
                 shown = None

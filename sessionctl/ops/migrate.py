@@ -8,11 +8,10 @@ for, so a run can end at any point: the next one finds what is there and does th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -36,7 +35,6 @@ from .gc import Failure, Protection, Skip, protection
 from .parallel import Crew, ForkRefused, processes
 from .select import Context, Filter, Summary, summarise, survey
 
-T = TypeVar("T")
 Mode = Literal["skip", "newer", "overwrite", "fail"]
 MODES: tuple[Mode, ...] = ("skip", "newer", "overwrite", "fail")
 
@@ -115,11 +113,21 @@ class Outcome(msgspec.Struct):
             else:
                 setattr(self, name, mine + its)
 
+    def __reduce__(self) -> tuple[Callable[..., Outcome], tuple[object, ...]]:
+        """For pickle: copies, which are many, as plain tuples, since those with names take ten times as long."""
+        copied, *rest = (getattr(self, name) for name in self.__struct_fields__)
+        return _outcome, ([(*ref, size) for ref, size in copied], *rest)
+
     def sort(self) -> None:
         """By key, whoever did it."""
         for name in self.__struct_fields__:
             if isinstance(mine := getattr(self, name), list):
                 mine.sort()
+
+
+def _outcome(copied: Iterable[tuple[str, Kind, int]], *rest: Any) -> Outcome:
+    """What ``Outcome.__reduce__`` took apart."""
+    return Outcome([Copy(Ref(key, kind), size) for key, kind, size in copied], *rest)
 
 
 # --- deciding: pure ---------------------------------------------------------------------------------------------------
@@ -178,6 +186,8 @@ def _words(summary: Summary) -> str:
 
 def clashes(names: Mapping[Ref, Hashable]) -> dict[Ref, Ref]:
     """The sessions that would become one at the target, each with another of them. ``names``: what each is called."""
+    if len(set(names.values())) == len(names):
+        return {}
     users: dict[Hashable, list[Ref]] = {}
     for ref, name in names.items():
         users.setdefault(name, []).append(ref)
@@ -287,8 +297,9 @@ def migrate(
         for count in run.batches(todo, check):
             tick(count)
         return
+    refused = frozenset(refs).difference(todo) if len(todo) < len(refs) else frozenset()
     place = target.place()
-    crew.start(Job(todo[part :: len(crew)], options, shown, place) for part in range(len(crew)))
+    crew.start(Job(slice(part, None, len(crew)), refused, options, shown, place) for part in range(len(crew)))
     try:
         for part, count in crew.results():
             outcome.add(part)
@@ -304,9 +315,13 @@ def migrate(
 
 
 class Job(NamedTuple):
-    """What one process of a crew is to copy, and where to: ``Store.place`` of the target, which may have been moved."""
+    """What one process of a crew is to copy: its ``part`` of the sessions that are left without the ``refused``.
 
-    refs: Sequence[Ref]
+    ``place`` is ``Store.place`` of the target, which may have been moved.
+    """
+
+    part: slice
+    refused: frozenset[Ref]
     options: Options
     shown: Mapping[Ref, Stamp] | None
     place: Hashable
@@ -316,15 +331,17 @@ MigrateCrew = Crew[Job, tuple[Outcome, int]]
 
 
 @contextmanager
-def crew_of(source: Store, target: Store, count: int, *, now: Callable[[], int]) -> Iterator[MigrateCrew | None]:
-    """Processes that share the copying of ``count`` sessions; None where one does it as fast, or is all we may have.
+def crew_of(
+    source: Store, target: Store, refs: Sequence[Ref], *, now: Callable[[], int]
+) -> Iterator[MigrateCrew | None]:
+    """Processes that share the copying of these sessions; None where one does it as fast, or is all we may have.
 
-    To be called before any lock is taken.
+    To be called before any lock is taken; ``migrate`` is to be given the same sessions.
     """
-    size = processes() if count >= WORTH_SHARING else 1
+    size = processes() if len(refs) >= WORTH_SHARING else 1
     size += size > 1  # they wait for the stores in turn
     pairs = [(source.again(), target.again()) for _ in range(size if size > 1 else 0)]
-    works = [partial(_copy_part, mine, its, now) for mine, its in pairs if mine is not None and its is not None]
+    works = [partial(_copy_part, mine, its, refs, now) for mine, its in pairs if mine is not None and its is not None]
     try:
         crew = Crew[Job, tuple[Outcome, int]](works) if works else None
     except ForkRefused:
@@ -335,13 +352,15 @@ def crew_of(source: Store, target: Store, count: int, *, now: Callable[[], int])
         yield crew
 
 
-def _copy_part(source: Store, target: Store, now: Callable[[], int], job: Job) -> Iterator[tuple[Outcome, int]]:
+def _copy_part(
+    source: Store, target: Store, refs: Sequence[Ref], now: Callable[[], int], job: Job
+) -> Iterator[tuple[Outcome, int]]:
     """The work of one process: what came of each batch, and of how many sessions it was."""
     run = _Run(source, target, job.options, Outcome(), now, job.shown)
     if target.place() != job.place:
         raise LockLost("the target is not the one that was locked; nothing was written under it")
     try:
-        for count in run.batches(job.refs, lambda: None):
+        for count in run.batches([ref for ref in refs if ref not in job.refused][job.part], lambda: None):
             done, run.outcome = run.outcome, Outcome()
             yield done, count
     except Exception:
@@ -389,29 +408,23 @@ class _Run:
         self._shown = shown
         self._dry = dry
         self._context: Context | None = None
-        self._ages: dict[Ref, int] = {}
+        self._ages: dict[Ref, int] = {}  # of those sessions of a batch whose stamps do not tell
         self._all_new = False  # whether the target held nothing of the last batch
         self._errors: dict[Ref, StoreError] = {}  # what the target said when it could not write
 
     def batches(self, refs: Sequence[Ref], check: Callable[[], None]) -> Iterator[int]:
         """Copy them (what ``admit`` gave) in batches, each after a ``check``; yields how many sessions it had."""
         missing = dict.fromkeys(refs)
-        for batch, ages in ahead(self._batches(refs)):
-            for record in batch:
-                del missing[record.ref]
-            self._ages = ages
-            check()
-            self._copy(batch)
-            yield len(batch)
-        self.outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
-
-    def _batches(self, refs: Sequence[Ref]) -> Iterator[tuple[list[Record], dict[Ref, int]]]:
-        """The sessions in batches, and the ages of those whose stamps do not tell."""
         for start in range(0, len(refs), BATCH_COUNT):
             some = refs[start : start + BATCH_COUNT]
-            ages = self._source.ages(some)  # first of all: on old servers reading changes them
+            self._ages = self._source.ages(some)  # first of all: on old servers reading changes them
             for batch in batches(self._source.records(Want.WHOLE, some)):
-                yield batch, ages
+                for record in batch:
+                    del missing[record.ref]
+                check()
+                self._copy(batch)
+                yield len(batch)
+        self.outcome.skipped.extend(Skip(ref, "gone meanwhile") for ref in missing)
 
     def admit(self, refs: Sequence[Ref]) -> list[Ref]:
         """Those that the target can hold beside each other."""
@@ -706,15 +719,6 @@ def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
         total += BATCH_BYTES if large else more
     if batch:
         yield batch
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items, each made in a second thread while the one before it is in use."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
-            yield item
 
 
 __all__ = [

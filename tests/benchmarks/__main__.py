@@ -208,6 +208,7 @@ def main() -> None:
     unknown = [group for group in options.groups if group not in GROUPS]
     if unknown:
         parser.error(f"no such group: {', '.join(unknown)}")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or a checkout would be compiled anew by every command
     with ExitStack() as stack:
         bench = Bench(options, stack)
         print("| task | s | CPU s | MB | rival s | rival CPU s | ratio | CPU ratio | goal |")

@@ -301,3 +301,23 @@ def test_a_command_loads_only_what_it_uses(talk: Path, arguments: list[str]) -> 
     command = [sys.executable, "-c", program, *arguments, "-s", str(talk)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == "0"
+
+
+def test_no_cycles_are_looked_for(talk: Path) -> None:
+    """Neither among the rows nor on the way out, where the interpreter would go through all there is."""
+    program = (
+        "import atexit, gc, sys; counts = []; gc.callbacks.append(lambda *_: counts.append(len(gc.get_objects())));"
+        "from sessionctl.__main__ import main; counts.clear();"
+        "atexit.register(lambda: print(counts, len(gc.get_objects()), gc.get_freeze_count() > 1000)); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "list", "-o", "ids", "-s", talk],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    id_, counts = done.stdout.splitlines()
+    collections, left, frozen = counts.rsplit(maxsplit=2)
+    assert (id_, collections, frozen) == ("s1", "[]", "True")
+    assert int(left) < 1000

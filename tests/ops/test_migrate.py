@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -19,7 +20,7 @@ from sessionctl.errors import SessionctlError, StoreBusy, StoreError, Unsupporte
 from sessionctl.keys import file_name, folded
 from sessionctl.model import Kind, Ref, Stamp
 from sessionctl.ops import migrate as ops
-from sessionctl.ops.gc import Protection
+from sessionctl.ops.gc import Failure, Protection, Skip
 from sessionctl.ops.select import Filter
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, BIG, Put, Store, Want
@@ -102,6 +103,25 @@ def test_relation_is_what_comparing_the_whole_says(one: bytes, other: bytes, pie
 def test_clashes_name_each_other_and_nobody_else() -> None:
     names: dict[Ref, Hashable] = {doc("a"): 1, doc("b"): 2, doc("c"): 1, log("a"): 3}
     assert ops.clashes(names) == {doc("a"): doc("c"), doc("c"): doc("a")}
+
+
+def test_what_a_process_of_the_crew_did_is_told_whole() -> None:
+    done = ops.Outcome(
+        copied=[ops.Copy(doc("a"), 12), ops.Copy(log("\udcff"), 1 << 40)],
+        replaced={doc("a"): Stamp((1, b"x"), 12, THEN, "mtime", 5)},
+        identical=[doc("b")],
+        skipped=[Skip(doc("c"), "why")],
+        conflicts=[Skip(log("c"), "why not")],
+        failed=[Failure(doc("d"), "how", 8)],
+        damaged=[Skip(doc("e"), "what")],
+        lost_ttl=[doc("f")],
+        lost_age=[log("g")],
+        deleted=[doc("h")],
+        verified=2,
+    )
+    assert all(getattr(done, name) for name in done.__struct_fields__)
+    assert pickle.loads(pickle.dumps(done)) == done
+    assert type(pickle.loads(pickle.dumps(done)).copied[0].ref) is Ref
 
 
 def test_a_store_is_no_target_of_its_own(tmp_path: Path) -> None:

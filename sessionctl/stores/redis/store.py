@@ -127,6 +127,15 @@ class RedisStore(Store):
             ),
             key=lambda known: -len(known[1]),
         )
+        # What a longer prefix of something else can make of a key with this prefix.
+        self._longer: dict[Kind, tuple[bytes, ...]] = {
+            kind: tuple(
+                other
+                for other in (*self._prefixes.values(), *_RESERVED)
+                if other != prefix and other.startswith(prefix)
+            )
+            for kind, prefix in self._prefixes.items()
+        }
         self._checkpoints: tuple[float, dict[str, list[tuple[bytes, tuple[str, ...]]]]] = (float("-inf"), {})
 
     @property
@@ -158,6 +167,10 @@ class RedisStore(Store):
                 return None if key.startswith(others) else kind
         return None
 
+    def _is(self, key: bytes, kind: Kind) -> bool:
+        """Whether a key that has the prefix of that kind, and more, is one."""
+        return not key.startswith(self._longer[kind]) or self._kind(key) == kind
+
     def _ref(self, key: bytes) -> Ref | None:
         """The session that a key stands for."""
         kind = self._kind(key)
@@ -171,7 +184,7 @@ class RedisStore(Store):
         key = self._key(ref)
         if b"\0" in key:
             raise InvalidKey(f"{quoted(ref.key)} holds a NUL")
-        if not ref.key or self._kind(key) != ref.kind:
+        if not ref.key or not self._is(key, ref.kind):
             raise InvalidKey(f"{quoted(ref.key)} cannot be told from other keys of this store")
         return key
 
@@ -228,7 +241,7 @@ class RedisStore(Store):
     def _named(self, refs: Iterable[Ref], kinds: Sequence[Kind]) -> Iterator[Ref]:
         for ref in dict.fromkeys(refs):
             with suppress(InvalidKey):
-                if ref.kind in kinds and self._kind(self._key(ref)) == ref.kind:
+                if ref.kind in kinds and ref.key and self._is(self._key(ref), ref.kind):
                     yield ref
 
     def _found(self, kinds: Sequence[Kind]) -> Iterator[Ref]:
@@ -236,7 +249,7 @@ class RedisStore(Store):
         for kind in kinds:
             length = len(self._prefixes[kind])
             for key in self._scan(self._prefixes[kind]):
-                if (count == 1 or zlib.crc32(key) % count == part) and self._kind(key) == kind:
+                if (count == 1 or zlib.crc32(key) % count == part) and len(key) > length and self._is(key, kind):
                     yield Ref(key[length:].decode("utf-8", "surrogateescape"), kind)
 
     def _scan(self, prefix: bytes) -> Iterator[bytes]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
-from sessionctl.errors import SessionNotFound, StoreError
+from sessionctl.errors import InvalidKey, SessionNotFound, StoreError
 from sessionctl.model import Ref
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, BIG, Store, Want
@@ -219,6 +220,34 @@ def test_a_prefix_is_no_pattern(redis: Server, prefix: str) -> None:
         expected = ["log", "mine"] if prefix else ["aXbYc:1", "a:1", "log", "mine"]
         assert keys(store) == sorted(expected)
         assert client.get(prefix + "mine") == DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("documents", "logs", "document", "stands"),
+    [
+        ("d:", "l:", "l:x", True),
+        ("", "l:", "l:x", False),
+        ("", "l:", "l:", True),
+        ("", "l:", "checkpoint:x", False),
+        ("", "l:", "d", True),
+        ("s:", "s:l:", "l:x", False),
+        ("s:", "s:l:", "l", True),
+        ("s:l:", "s:", "l:x", True),
+        ("checkpoint", "l:", ":x", False),
+        ("checkpoint", "l:", "s", True),
+        ("checkpoint:", "l:", "x", True),
+    ],
+)
+def test_a_key_belongs_to_the_longest_prefix(
+    redis: Server, documents: str, logs: str, document: str, *, stands: bool
+) -> None:
+    ref = Ref(document, "document")
+    redis.client().set(documents + document, DOCUMENT)
+    with open_store(redis.url(f"/0?documents={documents}&logs={logs}")) as store:
+        assert (ref in list(store.names())) is stands
+        assert (ref in [record.ref for record in store.records(Want.NAMES, [ref])]) is stands
+        with nullcontext() if stands else pytest.raises(InvalidKey):
+            store.check_key(ref)
 
 
 def test_keys_that_are_no_text_survive(redis: Server, store: Store) -> None:
