@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -142,6 +141,8 @@ def _read(path: str, must_exist: bool) -> Config:
 
 def parse(data: bytes, path: str) -> Config:
     """The configuration in the bytes of a file called ``path``. Raises ConfigError."""
+    import tomllib
+
     try:
         text = data.decode("utf-8-sig")
         table = tomllib.loads(text)
@@ -289,6 +290,8 @@ def lines_of(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _path(line: str) -> tuple[str, ...] | None:
+    import tomllib
+
     try:
         value: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:

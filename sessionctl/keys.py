@@ -144,6 +144,13 @@ def file_name(key: str, kind: Kind, *, new: bool = True) -> str:
     return name
 
 
+def digest(data: bytes) -> str:
+    """32 hex digits that stand for these bytes (the front half of their SHA-256)."""
+    import hashlib  # loads OpenSSL: commands that only read do without
+
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
 def folded(name: str) -> str:
     """``name`` as a disk compares it that folds case and Unicode forms: two that are equal are one file there."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Hashable
@@ -20,6 +18,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from .errors import LockLost, SessionLocked, WriteFailed
+from .keys import digest
 
 POLL = 0.05
 """Seconds between two tries for a lock (FORMATS.md section 2: every 50 ms)."""
@@ -171,7 +170,7 @@ class FileLease(Lease):
                 raise OSError(errno.ELOOP, f"{folder.name} is a link")
 
     def _write_note(self, name: str) -> None:
-        note = {"name": name, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time_ns() // 1_000_000}
+        note = {"name": name, "pid": os.getpid(), "host": _host(), "since": time.time_ns() // 1_000_000}
         # A lock without its note still locks: on a full disk, sessions must be removable.
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -201,8 +200,7 @@ class FileLease(Lease):
 
 def lock_path(folder: Path, name: str) -> Path:
     """Where the lock of a name lies. The name is hashed: no text from outside becomes a path."""
-    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:32]
-    return folder / ".sessionctl" / "locks" / f"{digest}.lock"
+    return folder / ".sessionctl" / "locks" / f"{digest(name.encode(errors='surrogatepass'))}.lock"
 
 
 def sweep(folder: Path) -> None:
@@ -250,7 +248,7 @@ def _read_note(path: Path) -> Holder | None:
         name, pid, host, since = str(note["name"]), int(note["pid"]), str(note["host"]), int(note["since"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if pid <= 0 or (host == socket.gethostname() and (not _alive(pid) or _began_after(pid, since))):
+    if pid <= 0 or (host == _host() and (not _alive(pid) or _began_after(pid, since))):
         return None
     return Holder(f"{host}:{pid}", since, None, name)
 
@@ -267,14 +265,20 @@ def process_space() -> str:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return hashlib.sha256(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
+        return digest(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode())[:8]
     except OSError:
         return ""
 
 
+def _host() -> str:
+    import socket  # commands that only read do without
+
+    return socket.gethostname()
+
+
 def is_dead(host: str, space: str, pid: int) -> bool:
     """Whether this process certainly does not live any more."""
-    return bool(space) and space == process_space() and host == socket.gethostname() and not _alive(pid)
+    return bool(space) and space == process_space() and host == _host() and not _alive(pid)
 
 
 def _alive(pid: int) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import SessionChanged, StoreError, WriteFailed
-from ..keys import NAME_LIMIT
+from ..keys import NAME_LIMIT, digest
 from ..model import Stamp
 
 READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -91,9 +89,9 @@ def temporary_name(name: str, mark: str = "") -> str:
 
     A name too long for that is replaced by its hash, behind a dot.
     """
-    suffix = f".tmp.{time.time_ns() // 1_000_000}.{mark}{secrets.token_hex(4)}"
+    suffix = f".tmp.{time.time_ns() // 1_000_000}.{mark}{os.urandom(4).hex()}"
     if len(os.fsencode(name + suffix)) > NAME_LIMIT:
-        name = "." + hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+        name = "." + digest(os.fsencode(name))
     return name + suffix
 
 

@@ -295,7 +295,7 @@ def test_a_command_loads_only_what_it_uses(talk: Path, arguments: list[str]) -> 
     """What takes a tenth of a second to load, and more: pydantic (for values that need it), clients of servers."""
     program = (
         "import sys\nfrom sessionctl.cli import call\ncode = call(sys.argv[1:])\n"
-        "heavy = ('pydantic', 'redis', 'sqlalchemy', 'asyncio', 'watchfiles', 'rich.console')\n"
+        "heavy = ('pydantic', 'redis', 'sqlalchemy', 'asyncio', 'watchfiles', 'rich.console', 'tomllib')\n"
         "print(code, *(name for name in heavy if name in sys.modules), file=sys.stderr)"
     )
     command = [sys.executable, "-c", program, *arguments, "-s", str(talk)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import time
@@ -26,7 +25,7 @@ from ...errors import (
     UnsupportedKind,
     WriteFailed,
 )
-from ...keys import quoted
+from ...keys import digest, quoted
 from ...locks import Holder, Lease
 from ...model import KINDS, AgeSource, Kind, Record, Ref, Stamp
 from ..base import BIG, TAIL, Any_, Put, Store, Want
@@ -872,10 +871,6 @@ def _lru_clock(info: Answer) -> int | None:
     return int(found[1]) if found else None
 
 
-def _digest(payload: bytes) -> str:
-    return hashlib.sha256(payload).hexdigest()[:32]
-
-
 class _Read(NamedTuple):
     """What was read: the length (bytes of a document, items of a log), the end (TAIL bytes, the last item), or all."""
 
@@ -890,9 +885,9 @@ def _version(kind: Kind, read: _Read) -> tuple[object, ...]:
     if read.length != _UNKNOWN:
         version += (read.length,)
     if read.end is not None:
-        version += (_digest(read.end),)
+        version += (digest(read.end),)
         if read.payload is not None:
-            version += (_digest(read.payload),)
+            version += (digest(read.payload),)
     return version
 
 
