@@ -51,15 +51,21 @@ def iso(ms: int | None) -> str | None:
     """ms since the epoch as ISO 8601 in UTC with milliseconds."""
     if ms is None:
         return None
-    minute, rest = divmod(ms, 60_000)
-    return f"{_minute(minute)}:{rest // 1000:02d}.{rest % 1000:03d}Z"
+    day, rest = divmod(ms, 86_400_000)
+    minute, rest = divmod(rest, 60_000)
+    return f"{_day(day)}T{_minute(minute)}:{rest // 1000:02d}.{rest % 1000:03d}Z"
 
 
 @lru_cache(maxsize=4096)
+def _day(number: int) -> str:
+    """The date of a day, counted from the epoch."""
+    return date.fromordinal(_EPOCH + number).isoformat()
+
+
+@lru_cache(maxsize=1440)
 def _minute(number: int) -> str:
-    """Date, hour and minute of a minute, counted from the epoch."""
-    day, minute = divmod(number, 1440)
-    return f"{date.fromordinal(_EPOCH + day).isoformat()}T{minute // 60:02d}:{minute % 60:02d}"
+    """Hour and minute of a minute of the day."""
+    return f"{number // 60:02d}:{number % 60:02d}"
 
 
 def ago(ms: int) -> str:

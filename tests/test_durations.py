@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -100,6 +101,15 @@ def test_times_for_json() -> None:
     assert iso(None) is None
     assert iso(1_750_000_000_007) == "2025-06-15T15:06:40.007Z"
     assert iso(-1) == "1969-12-31T23:59:59.999Z"
+
+
+@given(st.datetimes())
+def test_iso_is_what_the_clock_says(moment: datetime) -> None:
+    epoch, step = datetime(1970, 1, 1), timedelta(milliseconds=1)
+    ms = (moment - epoch) // step
+    told = datetime.fromisoformat(str(iso(ms)))
+    assert told.utcoffset() == timedelta(0)
+    assert told.replace(tzinfo=None) == epoch + ms * step
 
 
 @pytest.mark.parametrize(
