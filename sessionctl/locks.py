@@ -130,6 +130,7 @@ class FileLease(Lease):
         deadline = time.monotonic() + wait
         self._local = LocalLease((str(folder), name), wait, what)
         self._lock_path = lock_path(folder, name)
+        self._mark: tuple[int, int] | None = None
         self._file = FileLock(self._lock_path, thread_local=False, poll_interval=POLL, mode=0o600)
         try:
             self._acquire(folder, deadline)
@@ -151,12 +152,21 @@ class FileLease(Lease):
             try:
                 self._make_folder()
                 self._file.acquire(timeout=max(0.0, deadline - time.monotonic()))
+                self._mark = self._found()
                 return
             except (FileNotFoundError, FileExistsError):
                 # Whoever releases the last lock removes the empty folder for locks, at any moment: make it again.
                 locks = self._lock_path.parent
                 if not folder.is_dir() or (locks.exists() and not locks.is_dir()):
                     raise
+
+    def _found(self) -> tuple[int, int] | None:
+        """What lies at the path now: another folder with another's lock may have been moved there."""
+        try:
+            status = os.stat(self._lock_path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _give_up(self) -> None:
         self._file.release()
@@ -181,16 +191,17 @@ class FileLease(Lease):
                 os.close(descriptor)
 
     def check(self) -> None:
-        if not self._file.is_locked or not self._lock_path.exists():
+        if not self._file.is_locked or self._mark is None or self._found() != self._mark:
             raise LockLost("the lock file is gone; nothing more is written under it")
 
     def release(self) -> None:
         if not self._file.is_locked:
             return
-        # Unlinked while it is held: whoever gets hold of the old inode sees that it has no name and tries again.
-        for path in (_note_path(self._lock_path), self._lock_path):
-            with suppress(OSError):
-                path.unlink()
+        if self._found() == self._mark:
+            # Unlinked while it is held: whoever gets hold of the old inode sees that it has no name and tries again.
+            for path in (_note_path(self._lock_path), self._lock_path):
+                with suppress(OSError):
+                    path.unlink()
         self._file.release()
         for folder in (self._lock_path.parent, self._lock_path.parent.parent):
             with suppress(OSError):

@@ -151,6 +151,21 @@ def test_a_lock_whose_file_is_gone_is_lost(tmp_path: Path) -> None:
             lease.check()
 
 
+def test_a_lock_in_whose_place_another_was_moved_is_lost_and_leaves_that_alone(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    with FileLease(theirs, "n", "it", 0):
+        lease = FileLease(mine, "n", "it", 0)
+        mine.rename(tmp_path / "away")
+        theirs.rename(mine)
+        with pytest.raises(LockLost):
+            lease.check()
+        lease.release()
+        assert lock_path(mine, "n").exists()
+        mine.rename(theirs)
+
+
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a\0b", "\ud800", "x" * 10_000])
 def test_no_name_becomes_a_path(tmp_path: Path, name: str) -> None:
     path = lock_path(tmp_path, name)

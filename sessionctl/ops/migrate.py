@@ -286,6 +286,8 @@ def migrate(
     then is in ``outcome``. Mode ``fail``: writes nothing if there is a conflict. ``crew`` (from ``crew_of``) shares
     the work.
     """
+    target.pin()
+    check()  # so it is the place that was locked
     if options.on_conflict == "fail":
         looked = compare(source, target, refs, options, now=now)
         if looked.conflicts:
@@ -357,6 +359,7 @@ def _copy_part(
 ) -> Iterator[tuple[Outcome, int]]:
     """The work of one process: what came of each batch, and of how many sessions it was."""
     run = _Run(source, target, job.options, Outcome(), now, job.shown)
+    target.pin()
     if target.place() != job.place:
         raise LockLost("the target is not the one that was locked; nothing was written under it")
     try:

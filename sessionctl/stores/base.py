@@ -68,6 +68,9 @@ class Store(ABC):
         """What tells this store from others: two that are equal hold the same sessions."""
         return self.url
 
+    def pin(self) -> None:
+        """Mean, from now on, the very place that the URL names at this moment, if one is there; ``place`` tells it."""
+
     # --- reading: takes no lock, changes nothing --------------------------------------------------------------------
 
     @abstractmethod

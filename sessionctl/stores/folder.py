@@ -76,11 +76,22 @@ class FolderStore(Store):
 
     def place(self) -> Hashable:
         """Device and inode, whatever the folder is called; its path while there is none."""
+        if self._descriptor is None:
+            return self._named_place()
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
+
+    def _named_place(self) -> Hashable:
+        """The place that the path leads to now."""
         try:
             status = self.path.stat()
         except OSError:
             return str(self.path.absolute())
         return status.st_dev, status.st_ino
+
+    def pin(self) -> None:
+        with suppress(StoreNotFound):
+            self._folder()
 
     def exists(self) -> bool:
         return os.path.isdir(self.path)
@@ -344,22 +355,30 @@ class FolderStore(Store):
         if self.read_stray(stray) != payload:
             raise WriteFailed(f"{stray.name!r} is not the same at {quoted(str(self.path), 300)}")
 
+    def _lease(self, name: str, what: str, wait: float) -> Lease:
+        """A lock, which is named by path: the path must lead to the folder that is open, before and after."""
+        self._folder(make=True)
+        self._check_place()
+        lease = FileLease(self.path, name, what, wait)
+        try:
+            self._check_place()
+        except StoreError:
+            lease.release()
+            raise
+        return lease
+
     def _check_place(self) -> None:
-        """Locks are named by path: the path must still lead to the folder that is open."""
-        opened = os.fstat(self._folder(make=True))
-        if self.place() != (opened.st_dev, opened.st_ino):
+        if self._named_place() != self.place():
             raise StoreError(f"another folder was put in the place of {quoted(str(self.path), 300)}")
 
     def lock(self, ref: Ref, wait: float) -> Lease:
-        self._check_place()
         # Logs whose keys make one file (a/b and a_b) are one session: they share its lock.
         key = file_name(ref.key, ref.kind, new=False).removesuffix(SUFFIXES[ref.kind])
-        return FileLease(self.path, f"{ref.kind}:{key}", quoted(ref.key), wait)
+        return self._lease(f"{ref.kind}:{key}", quoted(ref.key), wait)
 
     def lock_store(self, name: str) -> Lease:
-        self._check_place()
         try:
-            lease = FileLease(self.path, f"store:{name}", f"this store ({self.url})", 0)
+            lease = self._lease(f"store:{name}", f"this store ({self.url})", 0)
         except SessionLocked as error:
             raise StoreBusy(str(error)) from None
         sweep(self.path)

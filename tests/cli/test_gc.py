@@ -342,6 +342,7 @@ def test_ctrl_c_at_the_question(folder: Path) -> None:
     document(folder, "s1", age=2 * DAY)
     with Terminal("gc", *OLD, "-s", folder) as screen:
         screen.expect("Delete 1 session")
+        screen.read(0.2)  # a signal right before a read begins is noticed by Python only after the read
         screen.send("\x03")
         assert screen.wait() == 130
     assert "Traceback" not in screen.plain

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from servers import Server
 from terminal import FIXTURES
 
-from sessionctl.errors import SessionctlError, StoreBusy, StoreError, UnsupportedKind, UsageError, WriteFailed
+from sessionctl.errors import LockLost, SessionctlError, StoreBusy, StoreError, UnsupportedKind, UsageError, WriteFailed
 from sessionctl.keys import file_name, folded
-from sessionctl.model import Kind, Ref, Stamp
+from sessionctl.model import Kind, Record, Ref, Stamp
 from sessionctl.ops import migrate as ops
 from sessionctl.ops.gc import Failure, Protection, Skip
 from sessionctl.ops.select import Filter
@@ -122,6 +122,46 @@ def test_what_a_process_of_the_crew_did_is_told_whole() -> None:
     assert all(getattr(done, name) for name in done.__struct_fields__)
     assert pickle.loads(pickle.dumps(done)) == done
     assert type(pickle.loads(pickle.dumps(done)).copied[0].ref) is Ref
+
+
+class Mover(FolderStore):
+    """Once it is read, another folder takes the place of ``target``."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        super().__init__(path)
+        self.target = target
+
+    def records(self, *wanted: Any) -> Iterator[Record]:
+        if not (self.target.parent / "moved").exists():
+            self.target.rename(self.target.parent / "moved")
+            self.target.mkdir()
+        yield from super().records(*wanted)
+
+
+@pytest.mark.parametrize("crew", [False, True])
+def test_only_the_place_that_was_locked_is_written_to(tmp_path: Path, *, crew: bool) -> None:
+    target, moved, refs = tmp_path / "t", tmp_path / "moved", [doc("a"), doc("b")]
+    fill(open_store(f"{tmp_path}/s"), *((ref, document(ref.key)) for ref in refs))
+    target.mkdir()
+    source = Mover(tmp_path / "s", target)
+    if crew:
+        job = ops.Job(slice(None), frozenset(), ops.Options(), None, FolderStore(target).place())
+        (done, count), _ = ops._copy_part(source, FolderStore(target), refs, now, job)
+        assert (count, [made.ref for made in done.copied]) == (2, refs)
+    else:
+        copy(source, FolderStore(target), refs=refs)
+    assert list(target.iterdir()) == []
+    assert sorted(path.name for path in moved.iterdir()) == ["a.json", "b.json"]
+
+
+def test_a_process_whose_target_is_another_by_now_writes_nothing(tmp_path: Path) -> None:
+    fill(open_store(f"{tmp_path}/s"), (doc("a"), document("a")))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "u").mkdir()
+    job = ops.Job(slice(None), frozenset(), ops.Options(), None, FolderStore(tmp_path / "u").place())
+    with pytest.raises(LockLost):
+        list(ops._copy_part(FolderStore(tmp_path / "s"), FolderStore(tmp_path / "t"), [doc("a")], now, job))
+    assert list((tmp_path / "t").iterdir()) == []
 
 
 def test_a_store_is_no_target_of_its_own(tmp_path: Path) -> None:

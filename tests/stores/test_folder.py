@@ -16,6 +16,7 @@ import pytest
 
 from sessionctl.errors import InvalidKey, SessionChanged, SessionNotFound, StoreError, WriteFailed
 from sessionctl.keys import SUFFIXES
+from sessionctl.locks import FileLease
 from sessionctl.model import Kind, Ref
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, Store, Want
@@ -316,6 +317,23 @@ def test_a_swapped_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in victim.iterdir()] == ["s1.json"]
     assert (victim / "s1.json").read_bytes() == b"precious"
     assert list((tmp_path / "moved").iterdir()) == []
+
+
+def test_a_folder_that_is_swapped_while_it_is_locked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is taken in the wrong one, and given back."""
+
+    class Late(FileLease):
+        def __init__(self, *wanted: Any) -> None:
+            folder.rename(tmp_path / "moved")
+            folder.mkdir()
+            super().__init__(*wanted)
+
+    monkeypatch.setattr("sessionctl.stores.folder.FileLease", Late)
+    with FolderStore(folder) as store, pytest.raises(StoreError, match="another folder"):
+        store.lock_store("gc")
+    assert list(folder.iterdir()) == list((tmp_path / "moved").iterdir()) == []
 
 
 # --- races: something happens between looking and acting --------------------------------------------------------------
