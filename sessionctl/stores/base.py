@@ -65,11 +65,11 @@ class Store(ABC):
     kinds: tuple[Kind, ...] = KINDS
 
     def place(self) -> Hashable:
-        """What tells this store from others: two that are equal hold the same sessions."""
+        """What tells the place that the URL names now from others: two that are equal hold the same sessions."""
         return self.url
 
     def pin(self) -> None:
-        """Mean, from now on, the very place that the URL names at this moment, if one is there; ``place`` tells it."""
+        """Read and write, from now on, only the very place that the URL names at this moment, if one is there."""
 
     # --- reading: takes no lock, changes nothing --------------------------------------------------------------------
 

@@ -76,13 +76,6 @@ class FolderStore(Store):
 
     def place(self) -> Hashable:
         """Device and inode, whatever the folder is called; its path while there is none."""
-        if self._descriptor is None:
-            return self._named_place()
-        status = os.fstat(self._descriptor)
-        return status.st_dev, status.st_ino
-
-    def _named_place(self) -> Hashable:
-        """The place that the path leads to now."""
         try:
             status = self.path.stat()
         except OSError:
@@ -357,18 +350,18 @@ class FolderStore(Store):
 
     def _lease(self, name: str, what: str, wait: float) -> Lease:
         """A lock, which is named by path: the path must lead to the folder that is open, before and after."""
-        self._folder(make=True)
-        self._check_place()
+        opened = os.fstat(self._folder(make=True))
+        self._check_place(opened)
         lease = FileLease(self.path, name, what, wait)
         try:
-            self._check_place()
+            self._check_place(opened)
         except StoreError:
             lease.release()
             raise
         return lease
 
-    def _check_place(self) -> None:
-        if self._named_place() != self.place():
+    def _check_place(self, opened: os.stat_result) -> None:
+        if self.place() != (opened.st_dev, opened.st_ino):
             raise StoreError(f"another folder was put in the place of {quoted(str(self.path), 300)}")
 
     def lock(self, ref: Ref, wait: float) -> Lease:
