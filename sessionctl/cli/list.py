@@ -54,7 +54,7 @@ def list_sessions(
     ] = False,
     limit: Annotated[int | None, typer.Option("--limit", help="At most so many.", min=0, rich_help_panel=STORE)] = None,
     all_: Annotated[
-        bool, typer.Option("-a", "--all", help="All rows, also at a terminal.", rich_help_panel=STORE)
+        bool, typer.Option("-a", "--all", help="All rows; a terminal shows 50 unless told.", rich_help_panel=STORE)
     ] = False,
     no_pager: NoPager = False,
 ) -> None:
@@ -172,7 +172,7 @@ def _say(out: Output, seen: Tally, shown: int, store: Store, *, advise: bool) ->
         )
         out.note(f"no sessions in {store.url} ({other})")
         return
-    parts = [f"{shown} of {seen.kept} sessions" if shown < seen.kept else f"{plural(seen.kept, 'session')}"]
+    parts = [f"{shown:,} of {seen.kept:,} sessions" if shown < seen.kept else f"{plural(seen.kept, 'session')}"]
     if seen.kept < seen.all:
         parts.append(f"{seen.all} in the store")
     if seen.damaged:

@@ -24,7 +24,7 @@ EXIT_CODES = (
     (8, "some sessions failed, the rest is done"),
     (9, "not the owner"),
     (75, "another gc or migrate is at work on this store"),
-    (130, "interrupted"),
+    (130, "interrupted, by Ctrl-C, SIGTERM or SIGHUP: between two actions, and what was done is told"),
     (141, "the reader of the pipe went away"),
 )
 ENVIRONMENT = (

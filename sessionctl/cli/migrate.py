@@ -257,7 +257,7 @@ class _Report:
         """What the copies do not hold, and what an earlier run left behind."""
         out, outcome = self.out, self.outcome
         if outcome.lost_ttl:
-            out.note(f"{plural(len(outcome.lost_ttl), 'copy')} will not expire: the target keeps no TTL")
+            out.note(f"{plural(len(outcome.lost_ttl), 'session')} will not expire: the target keeps no TTL")
         if outcome.lost_age:
             out.note(f"{plural(len(outcome.lost_age), 'log')} could not be given the age they had: the target's limit")
         if outcome.copied and not self.dry_run:
@@ -292,7 +292,7 @@ class _Report:
             (len(outcome.skipped), "skipped"),
             (len(outcome.conflicts), "in conflict"),
             (len(outcome.failed), "failed"),
-            (len(outcome.deleted), "removed from the source"),
+            (len(outcome.deleted), f"{'to be ' if self.dry_run else ''}removed from the source"),
         ):
             line += f", {count:,} {name}" if count else ""
         return f"{line}; {self.chosen.scanned:,} looked at"
@@ -303,11 +303,12 @@ class _Report:
         if not outcome.copied:
             return
         wide = not self.out.is_terminal
+        removed = frozenset(outcome.deleted)
         rows = (
             (
                 safe_line(copy.ref.key) if wide else short_key(copy.ref.key),
                 size(copy.size),
-                "overwrite" if copy.ref in outcome.replaced else "copy",
+                ("overwrite" if copy.ref in outcome.replaced else "copy") + (", remove" if copy.ref in removed else ""),
             )
             for copy in outcome.copied
         )
@@ -398,7 +399,7 @@ def _carry_out(
     if isinstance(failure, KeyboardInterrupt):
         report.say()
         left = plural(len(refs) - len(report.outcome.told), "session")
-        report.out.note(f"interrupted: {left} not looked at; run it again for the rest")
+        report.out.note(f"interrupted: {left} left; run it again for the rest")
     else:
         report.say(hints=False)
     raise failure

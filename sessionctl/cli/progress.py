@@ -1,9 +1,10 @@
-"""Progress on stderr at a terminal, and Ctrl-C between two actions."""
+"""Progress on stderr at a terminal, and an end between two actions when one is asked for."""
 
 from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 EVERY = 0.1
 """Seconds between two drawings."""
+STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+"""What asks for an end: Ctrl-C, a supervisor, a terminal that is closed."""
 
 
 class Bar:
@@ -70,7 +73,7 @@ def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[B
 
 @contextmanager
 def stop_between(tick: Bar) -> Iterator[Step]:
-    """Let Ctrl-C end the work at the next call of the yielded function, between two actions; a second one at once."""
+    """Let a signal end the work at the next call of the yielded function, between two actions; a second one at once."""
     asked = False
 
     def on_signal(number: int, frame: object) -> None:
@@ -84,12 +87,14 @@ def stop_between(tick: Bar) -> Iterator[Step]:
         if asked:
             raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGINT, on_signal)
-    except ValueError:  # not the main thread: there is no Ctrl-C to catch
-        yield step
-        return
+    before = {}
+    # Other threads cannot catch any; what is ignored (as under nohup) stays so.
+    if threading.current_thread() is threading.main_thread():
+        before = {n: signal.getsignal(n) for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, on_signal)
     try:
         yield step
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -496,6 +496,9 @@ class _Run:
             self.outcome.copied.extend(copies.values())
             self.outcome.replaced.update(gave_way)
             self._note_damage(here[ref] for ref in copies)
+            if self._options.delete_source:
+                for ref in (*copies, *(ref for ref, there in found.items() if there.action == "identical")):
+                    self._would_remove(here[ref])
             return []
         again = self._write(puts, ours)
         self._all_new = self._all_new and not again
@@ -665,15 +668,9 @@ class _Run:
     def _remove(self, record: Record) -> None:
         """Remove a session from the source after its copy was seen, if it is still the version that was copied."""
         ref = record.ref
-        if self._context is None:
-            self._context = Context.of(self._source, self._now())
         try:
             with self._source.lock(ref, self._options.lock_wait) as lease:
-                moment = self._now()
-                summary = summarise(self._source, record, self._context._replace(now=moment, holders={}))
-                kept: str | None = protection(summary, self._options.guard, moment)
-                if kept is None and ref in self._context.strays:
-                    kept = "a temporary file lies beside it (sessionctl repair)"
+                kept = self._kept(record, ours=True)
                 if kept is not None:
                     self.outcome.skipped.append(Skip(ref, f"not removed from the source: {kept}"))
                     return
@@ -686,6 +683,25 @@ class _Run:
             self.outcome.skipped.append(Skip(ref, "removed from the source by somebody else"))
         except SessionctlError as error:
             self.outcome.failed.append(Failure(ref, f"not removed from the source: {error}", error.exit_code))
+
+    def _would_remove(self, record: Record) -> None:
+        kept = self._kept(record, ours=False)
+        if kept is None:
+            self.outcome.deleted.append(record.ref)
+        else:
+            self.outcome.skipped.append(Skip(record.ref, f"would stay at the source: {kept}"))
+
+    def _kept(self, record: Record, *, ours: bool) -> str | None:
+        """Why a session stays at the source; ``ours``: its lock is."""
+        context, moment = self._context, self._now()
+        if context is None:
+            context = self._context = Context.of(self._source, moment)
+        holders = {} if ours else context.holders
+        summary = summarise(self._source, record, context._replace(now=moment, holders=holders))
+        kept: str | None = protection(summary, self._options.guard, moment)
+        if kept is None and record.ref in context.strays:
+            kept = "a temporary file lies beside it (sessionctl repair)"
+        return kept
 
 
 class _Ours(NamedTuple):

@@ -148,7 +148,8 @@ def _answer(end: Any) -> tuple[Any, bool, Exception | None]:
 
 def _serve(end: Connection, others: Sequence[Connection], work: Callable[[J], Iterator[T]], parent: int) -> None:
     """A process of a crew."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, too, and stops us
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent is told, too, and stops us
     gc.freeze()  # what was there before is the parent's: looking through it would only copy its pages
     for other in others:
         other.close()  # or the end of the parent would not be seen

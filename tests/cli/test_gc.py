@@ -349,13 +349,14 @@ def test_ctrl_c_at_the_question(folder: Path) -> None:
     assert names(folder) == ["s1.json"]
 
 
-def test_ctrl_c_during_the_work(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_during_the_work(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     """It ends between two sessions, says what was done, and leaves no lock behind."""
-    for number in range(1500):
-        (folder / f"s{number}.jsonl").write_bytes(b'{"id":"a","message":{"role":"user","content":"x"}}\n')
-        set_age(folder / f"s{number}.jsonl", 2 * DAY)
+    for index in range(1500):
+        (folder / f"s{index}.jsonl").write_bytes(b'{"id":"a","message":{"role":"user","content":"x"}}\n')
+        set_age(folder / f"s{index}.jsonl", 2 * DAY)
     process = subprocess.Popen(
-        [*COMMAND, "gc", *OLD, "-y", "-o", "json", "-s", folder],
+        [*COMMAND, "gc", *OLD, "-y", "-o", "json", "-s", folder, "--metrics", tmp_path / "gc.prom"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -363,7 +364,7 @@ def test_ctrl_c_during_the_work(folder: Path) -> None:
     )
     while len(list(folder.iterdir())) > 1490:
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     found = json.loads(output)
@@ -372,6 +373,7 @@ def test_ctrl_c_during_the_work(folder: Path) -> None:
     assert "interrupted" in errors
     assert "Traceback" not in errors
     assert all(name.endswith(".jsonl") for name in left)
+    assert "exit_code" in (told := (tmp_path / "gc.prom").read_text()) and " 130\n" in told
 
 
 # --- archives ---

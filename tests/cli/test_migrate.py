@@ -175,6 +175,28 @@ def test_the_question_at_a_terminal(tmp_path: Path) -> None:
     assert payloads(target) == {"a.json": document("a"), "b.json": document("b")}
 
 
+def test_a_dry_run_tells_what_would_be_removed_from_the_source(tmp_path: Path) -> None:
+    source, target = tmp_path / "s", tmp_path / "t"
+    source.mkdir()
+    for name in ("new", "there"):
+        (source / f"{name}.json").write_bytes(document(name))
+    (source / "young.json").write_bytes(document("young", at=time.time_ns() // 1_000_000))
+    run("migrate", source, target, "there")
+    before = payloads(source)
+    arguments = (source, target, "--delete-source")
+    code, value = found(*arguments, "--dry-run")
+    assert (code, value["copied"], value["identical"], value["deleted_from_source"]) == (0, 2, 1, 2)
+    (kept,) = value["skipped"]
+    assert kept["key"] == "young" and kept["reason"].startswith("would stay at the source: changed ")
+    done = run("migrate", *arguments, "--dry-run")
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["ACTION", "remove", "copy"]
+    assert ", 1 there already, 1 skipped, 2 to be removed from the source; 3 looked at" in done.stderr
+    assert payloads(source) == before and sorted(payloads(target)) == ["there.json"]
+    code, value = found(*arguments, "--yes")
+    assert (code, value["deleted_from_source"], [skip["key"] for skip in value["skipped"]]) == (0, 2, ["young"])
+    assert sorted(payloads(source)) == ["young.json"]
+
+
 def test_delete_source_keeps_what_is_in_use(tmp_path: Path) -> None:
     source = make(tmp_path / "s", "old")
     make(source, "young", at=time.time_ns() // 1_000_000 - 5000)
@@ -281,8 +303,12 @@ def contents(store: Store) -> dict[Ref, bytes]:
     return {r.ref: r.payload for r in store.records(Want.WHOLE) if r.payload is not None}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("count", [1000, SHARED])
-def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(tmp_path: Path, count: int) -> None:
+def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(
+    tmp_path: Path, count: int, number: signal.Signals
+) -> None:
+    """Also where a supervisor asks every process to end."""
     source = many(tmp_path / "s", count)
     process = subprocess.Popen(
         [*COMMAND, "migrate", str(source), str(tmp_path / "t"), "-o", "json"],
@@ -290,16 +316,17 @@ def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(tmp_path: Path,
         stderr=subprocess.PIPE,
         env=environment(),
         text=True,
+        start_new_session=True,
     )
     end = time.monotonic() + 20
     while time.monotonic() < end and not list((tmp_path / "t").glob("*.json")):
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, number)
     out, err = process.communicate(timeout=30)
     value = json.loads(out)
-    assert process.returncode == 130 and "not looked at; run it again" in err
+    assert process.returncode == 130 and "left; run it again" in err
     assert 0 < value["copied"] < count and value["verified"] == value["copied"]
-    assert f"interrupted: {count - value['copied']:,} sessions not looked at" in err
+    assert f"interrupted: {count - value['copied']:,} sessions left" in err
     with open_store(source) as here, open_store(tmp_path / "t") as there:
         expected = contents(here)
         assert contents(there).items() <= expected.items() and len(contents(there)) == value["copied"]
