@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import shlex
 import sys
 import time
 import zlib
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..durations import iso, parse_duration, parse_moment
-from ..errors import InvalidDuration, StoreError, StoreNotFound, UsageError
+from ..errors import InvalidDuration, SomeFailed, StoreError, StoreNotFound, UsageError
 from ..model import Message, Ref
 from ..ops import cursor as cursors
 from ..ops import keep
@@ -22,7 +23,7 @@ from ..stores.base import Store
 from .complete import keys
 from .ids import named
 from .options import STORE, Common, now_ms, takes
-from .output import Output, indented, safe_line, to_json
+from .output import Output, indented, plural, safe_line, to_json
 from .rows import middle_cut, short_key
 from .transcript import Line, message_object, standalone
 
@@ -117,6 +118,12 @@ def tail(
         finally:
             kept.save(at_once=True)
         printer.end()
+        if refs is not None and follower.unreadable:
+            unread = [safe_line(ref.key) for ref in follower.unreadable]
+            raise SomeFailed(
+                f"{plural(len(unread), 'session')} could not be read: {', '.join(unread[:3])}",
+                hint=f"sessionctl show -s {shlex.quote(store.url)} {shlex.quote(unread[0])} tells why",
+            )
 
 
 def _pace(text: str) -> float:

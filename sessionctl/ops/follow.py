@@ -263,6 +263,11 @@ class Follower:
         if len(self._active) > MOST_ACTIVE:
             del self._active[next(iter(self._active))]
 
+    @property
+    def unreadable(self) -> list[Ref]:
+        """The sessions that could not be read when they were last looked at."""
+        return sorted(self._unreadable)
+
     def start(self, stamps: Iterable[tuple[Ref, Stamp]], count: int | None) -> Iterator[News]:
         """The last ``count`` messages (None: all) of sessions; what comes after them is news from now on."""
         for ref, stamp in stamps:

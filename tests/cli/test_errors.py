@@ -252,8 +252,10 @@ def test_tail_tells_of_damage(folder: Path) -> None:
     (folder / "cut.json").write_bytes(b'{"id": "cut", "mess')
     log(folder, "holes", entry("e1", None), b"no json\n", entry("e2", "e1", "assistant", "hello"))
     done = run("tail", "-s", folder, "cut", "holes", "-n", "9")
-    assert done.returncode == 0 and "hello" in done.stdout
+    assert done.returncode == 8 and "hello" in done.stdout
     assert "cut cannot be read as a session" in done.stderr
+    assert f"1 session could not be read: cut\n  sessionctl show -s {folder} cut tells why\n" in done.stderr
+    assert run("tail", "-s", folder, "holes").returncode == run("tail", "-s", folder).returncode == 0
     assert "holes 1 damaged line passed over" in done.stderr
 
 
