@@ -7,35 +7,38 @@ import sys
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ..errors import AmbiguousId, InvalidKey, SessionctlError, SessionNotFound, UsageError
+from ..errors import InvalidKey, SessionctlError, SessionNotFound, UsageError
 from ..keys import quoted
 from ..model import KINDS, Kind, Ref
-from ..ops.select import resolve
+from ..ops.select import exactly, resolve
 from ..stores.base import Store
 
 
 class Named(NamedTuple):
-    """The sessions that were named, each once, and the ids from standard input that name none."""
+    """The sessions that were named, each once, and the keys from standard input that name none."""
 
     refs: list[Ref]
     missing: list[tuple[str, SessionctlError]]
 
 
 def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS, also: Collection[Ref] = ()) -> Named:
-    """Resolve all ids before anything is done; ``-`` reads them from standard input, one a line or ended by NUL.
+    """Resolve all ids before anything is done; ``-`` reads keys from standard input, one a line or ended by NUL.
 
-    An id of the command line that names nothing raises; one of standard input is told at the end, the others are done.
+    An id of the command line that names nothing raises; a key of standard input is told at the end, the others done.
+    Such a key is meant whole: the session may have gone since it was listed, and then it is not the start of another.
     ``also`` are sessions that the store does not yield but that may be named by their key.
     """
 
-    def find(text: str) -> list[Ref]:
+    def find(text: str, *, whole: bool) -> list[Ref]:
         try:
-            return resolve(store, text, kinds)
-        except SessionNotFound:
-            lost = [ref for ref in also if ref.key == text]
-            if not lost:
-                raise
-            return lost
+            found = exactly(store, text, kinds) if whole else resolve(store, text, kinds)
+            failed = SessionNotFound(quoted(text))
+        except SessionNotFound as error:
+            found, failed = [], error
+        found = found or [ref for ref in also if ref.key == text]
+        if not found:
+            raise failed
+        return found
 
     refs: dict[Ref, None] = {}
     missing: list[tuple[str, SessionctlError]] = []
@@ -43,7 +46,7 @@ def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS, also: C
     for text in ids:
         if text != "-":
             try:
-                refs.update(dict.fromkeys(find(text)))
+                refs.update(dict.fromkeys(find(text, whole=False)))
             except SessionNotFound as error:
                 unknown[text] = error
     for first in unknown.values():
@@ -51,14 +54,14 @@ def named(store: Store, ids: list[str], kinds: tuple[Kind, ...] = KINDS, also: C
     if "-" in ids:
         for text in read_ids():
             try:
-                refs.update(dict.fromkeys(find(text)))
-            except (SessionNotFound, InvalidKey, AmbiguousId) as error:
+                refs.update(dict.fromkeys(find(text, whole=True)))
+            except (SessionNotFound, InvalidKey) as error:
                 missing.append((text, error))
     return Named(list(refs), missing)
 
 
 def read_ids() -> list[str]:
-    """The ids on standard input."""
+    """The keys on standard input."""
     if sys.stdin is None:
         raise UsageError("there is no standard input to read ids from")
     text = sys.stdin.buffer.read()

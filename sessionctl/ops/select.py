@@ -340,8 +340,13 @@ def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]
 
     A folder may hold a document and a log of one key: both are meant. Raises InvalidKey, SessionNotFound, AmbiguousId.
     """
-    check_lookup(text)
-    exact = [Ref(text, kind) for kind in kinds if kind in store.kinds]
+    return exactly(store, text, kinds) or _search(store, text, kinds)
+
+
+def exactly(store: Store, key: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]:
+    """The sessions of this very key, none if there is none. Raises InvalidKey for what can be no key of this store."""
+    check_lookup(key)
+    exact = [Ref(key, kind) for kind in kinds if kind in store.kinds]
     failed: SessionctlError | None = None
     for ref in list(exact):
         try:
@@ -351,10 +356,7 @@ def resolve(store: Store, text: str, kinds: Sequence[Kind] = KINDS) -> list[Ref]
             failed = error
     if not exact and failed is not None:
         raise failed
-    there = [record.ref for record in store.records(Want.NAMES, exact)]
-    if there:
-        return there
-    return _search(store, text, kinds)
+    return [record.ref for record in store.records(Want.NAMES, exact)]
 
 
 def _search(store: Store, text: str, kinds: Sequence[Kind]) -> list[Ref]:
