@@ -131,7 +131,7 @@ def migrate(
     with open_store(source) as origin, open_store(target) as goal:
         guard = Protection(idle, patterns=settings_of(source, origin).protect, force=force, wait_for_locks=True)
         options = ops.Options(mode, verify, delete_source, ttl == "keep", life, wait, guard)
-        ops.check_places(origin, goal)
+        ops.check_places(origin, goal, filters.kinds)
         found = named(origin, ids, filters.kinds) if ids else Named([], [])
         with progress("looking", None, quiet=quiet) as tick:
             chosen = ops.choose(origin, chosen_by, now, found.refs if ids else None, tick)
@@ -333,7 +333,7 @@ def _store_locks(source: Store, target: Store, *, delete_source: bool) -> Iterat
     """
     with ExitStack() as stack:
         leases = [stack.enter_context(target.lock_store("gc"))]
-        if delete_source:
+        if delete_source and source.scope() != target.scope():
             leases.append(stack.enter_context(source.lock_store("gc")))
 
         def check() -> None:
@@ -391,6 +391,7 @@ def _carry_out(
                 shown=shown,
                 check=check,
                 tick=step,
+                stopping=lambda: step.asked,
                 crew=crew,
             )
             return

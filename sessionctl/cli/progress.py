@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 EVERY = 0.1
 """Seconds between two drawings."""
@@ -27,10 +27,17 @@ class Bar:
         yield
 
 
-class Step(Protocol):
-    """What is called after so many actions."""
+class Step:
+    """To be called after so many actions: it moves the bar on, and ends the work if that was ``asked`` for."""
 
-    def __call__(self, count: int = 1) -> None: ...
+    def __init__(self, tick: Bar) -> None:
+        self._tick = tick
+        self.asked = False
+
+    def __call__(self, count: int = 1) -> None:
+        self._tick(count)
+        if self.asked:
+            raise KeyboardInterrupt
 
 
 class _Shown(Bar):
@@ -73,19 +80,13 @@ def progress(text: str, total: int | None, *, quiet: bool = False) -> Iterator[B
 
 @contextmanager
 def stop_between(tick: Bar) -> Iterator[Step]:
-    """Let a signal end the work at the next call of the yielded function, between two actions; a second one at once."""
-    asked = False
+    """Let a signal end the work at the next call of the yielded object, between two actions; a second one at once."""
+    step = Step(tick)
 
     def on_signal(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
+        if step.asked:
             raise KeyboardInterrupt
-        asked = True
-
-    def step(count: int = 1) -> None:
-        tick(count)
-        if asked:
-            raise KeyboardInterrupt
+        step.asked = True
 
     before = {}
     # Other threads cannot catch any; what is ignored (as under nohup) stays so.

@@ -235,7 +235,7 @@ def open_archive(named: str | None, store: Store) -> Store | None:
     from ..stores import open_store
 
     archive = open_store(named)
-    if archive.place() == store.place():
+    if archive.overlaps(store):
         raise UsageError("the archive is the store itself: nothing would be kept")
     return archive
 

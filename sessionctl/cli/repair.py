@@ -149,7 +149,7 @@ def _backup(named_store: str | None, store: Store) -> Backup:
     from ..stores import open_store
 
     kept = open_store(named_store) if named_store is not None else None
-    if kept is not None and kept.place() == store.place():
+    if kept is not None and kept.overlaps(store):
         raise UsageError("the backup is the store itself: nothing would be kept")
     return Backup(kept, now=now_ms())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -29,7 +29,7 @@ from ..errors import (
     WriteFailed,
 )
 from ..keys import quoted
-from ..model import Kind, Record, Ref, Stamp
+from ..model import KINDS, Kind, Record, Ref, Stamp
 from ..stores.base import Put, Store, Want
 from .gc import Failure, Protection, Skip, protection
 from .parallel import Crew, ForkRefused, processes
@@ -235,10 +235,17 @@ def choose(
     return Chosen(tuple(sorted(found)), scanned)
 
 
-def check_places(source: Store, target: Store) -> None:
-    """Raise UsageError for a target that is the source."""
+def check_places(source: Store, target: Store, kinds: Sequence[Kind] = KINDS) -> None:
+    """Raise UsageError for a target whose sessions of these kinds would be sessions of the source, too.
+
+    A copy could take the place of what was not read yet.
+    """
     if source.place() == target.place():
         raise UsageError("source and target are the same store")
+    if source.overlaps(target, kinds):
+        apart = [kind for kind in kinds if not source.overlaps(target, (kind,))]
+        hint = f"copy the others only: --kind {apart[0]}" if apart else "another database has room for the copies"
+        raise UsageError("source and target overlap: a key of the one can be a key of the other", hint=hint)
 
 
 def check_kinds(target: Store, refs: Iterable[Ref]) -> None:
@@ -277,9 +284,12 @@ def migrate(
     shown: Mapping[Ref, Stamp] | None = None,
     check: Callable[[], None] = lambda: None,
     tick: Callable[[int], None] = lambda count: None,
+    stopping: Callable[[], bool] = lambda: False,
     crew: MigrateCrew | None = None,
 ) -> None:
     """Copy these sessions, writing into ``outcome`` as it goes; may be stopped in ``tick``, told how many were.
+
+    Once ``stopping`` says so, nothing more is begun that can wait, and ``tick`` is called as soon as all is told.
 
     ``shown`` (from ``compare``) are the versions at the target that may be replaced; others that differ are conflicts
     then. ``check`` raises when the stores' own locks are lost. Raises StoreError when a store is lost; what was done by
@@ -293,20 +303,22 @@ def migrate(
         if looked.conflicts:
             outcome.conflicts.extend(looked.conflicts)
             return
-    run = _Run(source, target, options, outcome, now, shown)
+    run = _Run(source, target, options, outcome, now, shown, stopping)
     todo = run.admit(refs)
     if crew is None:
         for count in run.batches(todo, check):
             tick(count)
+        tick(0)
         return
     refused = frozenset(refs).difference(todo) if len(todo) < len(refs) else frozenset()
     place = target.place()
     crew.start(Job(slice(part, None, len(crew)), refused, options, shown, place) for part in range(len(crew)))
     try:
-        for part, count in crew.results():
+        for part, count in crew.results(stopping):
             outcome.add(part)
             check()
             tick(count)
+        tick(0)
     except BaseException:
         crew.stop()
         for part, _ in crew.results():
@@ -355,10 +367,15 @@ def crew_of(
 
 
 def _copy_part(
-    source: Store, target: Store, refs: Sequence[Ref], now: Callable[[], int], job: Job
+    source: Store,
+    target: Store,
+    refs: Sequence[Ref],
+    now: Callable[[], int],
+    job: Job,
+    stopping: Callable[[], bool],
 ) -> Iterator[tuple[Outcome, int]]:
     """The work of one process: what came of each batch, and of how many sessions it was."""
-    run = _Run(source, target, job.options, Outcome(), now, job.shown)
+    run = _Run(source, target, job.options, Outcome(), now, job.shown, stopping)
     target.pin()
     if target.place() != job.place:
         raise LockLost("the target is not the one that was locked; nothing was written under it")
@@ -383,7 +400,7 @@ def compare(
 ) -> Outcome:
     """What ``migrate`` would do, as the outcome that it would have; reads both stores and writes nothing."""
     outcome = Outcome()
-    run = _Run(source, target, options, outcome, now, None, dry=True)
+    run = _Run(source, target, options, outcome, now, dry=True)
     for count in run.batches(run.admit(refs), lambda: None):
         tick(count)
     return outcome
@@ -399,7 +416,8 @@ class _Run:
         options: Options,
         outcome: Outcome,
         now: Callable[[], int],
-        shown: Mapping[Ref, Stamp] | None,
+        shown: Mapping[Ref, Stamp] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
         *,
         dry: bool = False,
     ) -> None:
@@ -409,10 +427,12 @@ class _Run:
         self.outcome = outcome
         self._now = now
         self._shown = shown
+        self._stopping = stopping
         self._dry = dry
         self._context: Context | None = None
         self._ages: dict[Ref, int] = {}  # of those sessions of a batch whose stamps do not tell
         self._all_new = False  # whether the target held nothing of the last batch
+        self._read_at = 0  # since when (ms) the remaining lives that the source told have run
         self._errors: dict[Ref, StoreError] = {}  # what the target said when it could not write
 
     def batches(self, refs: Sequence[Ref], check: Callable[[], None]) -> Iterator[int]:
@@ -421,7 +441,10 @@ class _Run:
         for start in range(0, len(refs), BATCH_COUNT):
             some = refs[start : start + BATCH_COUNT]
             self._ages = self._source.ages(some)  # first of all: on old servers reading changes them
+            self._read_at = self._now()
             for batch in batches(self._source.records(Want.WHOLE, some)):
+                if self._stopping():
+                    return
                 for record in batch:
                     del missing[record.ref]
                 check()
@@ -451,9 +474,13 @@ class _Run:
         ours: dict[Ref, _Ours] = {}
         for again in range(TRIES):
             changed = self._try(batch, ours, look=again > 0 or not self._all_new)
-            if not changed:
+            if not changed or self._stopping():
                 return
+            self._read_at = self._now()
             batch = list(self._source.records(Want.WHOLE, changed))
+            for ref in sorted(set(changed).difference(record.ref for record in batch)):
+                said = "gone meanwhile" + ("; the copy is of an earlier moment" if ref in ours else "")
+                self.outcome.skipped.append(Skip(ref, said))
         for record in batch:
             if record.ref in ours:
                 said = "kept changing while it was copied; the copy is of an earlier moment"
@@ -466,7 +493,6 @@ class _Run:
 
         Without ``look`` they are taken to be new there: what is not is refused by the store and looked at next time.
         """
-        read_at = self._now()
         here = {record.ref: record for record in map(self._whole, batch) if record is not None}
         found = self._found(here, ours) if look or self._dry else {}
         self._all_new = not found
@@ -486,7 +512,7 @@ class _Run:
                 copies[ref] = Copy(ref, len(payload))
                 if expect is not None and ref not in ours:
                     gave_way[ref] = expect
-                puts.append(Put(ref, payload, expect, self._age(record), self._ttl(record, read_at)))
+                puts.append(Put(ref, payload, expect, self._age(record), self._ttl(record)))
             elif there.action == "identical":
                 self.outcome.identical.append(ref)
             else:
@@ -496,9 +522,7 @@ class _Run:
             self.outcome.copied.extend(copies.values())
             self.outcome.replaced.update(gave_way)
             self._note_damage(here[ref] for ref in copies)
-            if self._options.delete_source:
-                for ref in (*copies, *(ref for ref, there in found.items() if there.action == "identical")):
-                    self._would_remove(here[ref])
+            self._remove_all(here, copies, found)
             return []
         again = self._write(puts, ours)
         self._all_new = self._all_new and not again
@@ -512,10 +536,22 @@ class _Run:
         self.outcome.copied.extend(copies[ref] for ref in done)
         self.outcome.verified += len(done) if self._options.verify else 0
         self._note_damage(here[ref] for ref in done)
-        if self._options.delete_source:
-            for ref in (*done, *(ref for ref, there in found.items() if there.action == "identical")):
-                self._remove(here[ref])
+        self._remove_all(here, done, found)
         return again
+
+    def _remove_all(self, here: Mapping[Ref, Record], made: Iterable[Ref], found: Mapping[Ref, _There]) -> None:
+        """Remove from the source, where asked, what was copied now and what was there already."""
+        if not self._options.delete_source:
+            return
+        copies: dict[Ref, Stamp | None] = dict.fromkeys(made)
+        copies |= {ref: there.stamp for ref, there in found.items() if there.action == "identical"}
+        for ref, copy in copies.items():
+            if self._stopping():
+                return
+            if self._dry:
+                self._would_remove(here[ref], copy)
+            else:
+                self._remove(here[ref], copy)
 
     def _whole(self, record: Record) -> Record | None:
         """The record with its payload; None, and told, if it cannot be read."""
@@ -583,12 +619,12 @@ class _Run:
             at = max((time for time in times if time is not None), default=None)
         return at
 
-    def _ttl(self, record: Record, read_at: int) -> int | None:
+    def _ttl(self, record: Record) -> int | None:
         """The life of the copy, in ms, as of now."""
         if not self._options.keep_ttl:
             return self._options.ttl
         left = record.stamp.ttl_ms
-        return None if left is None else max(1, left - (self._now() - read_at))
+        return None if left is None else max(1, left - (self._now() - self._read_at))
 
     def _write(self, puts: list[Put], ours: dict[Ref, _Ours]) -> list[Ref]:
         """Write them, each all or nothing; gives back those to look at again.
@@ -600,10 +636,12 @@ class _Run:
         new = [put for put in puts if put.expect is None]
         old = [put for put in puts if put.expect is not None]
         written = zip(new, self._target.put_many(new), strict=True)
-        for put, result in chain(written, ((put, self._replace(put)) for put in old)):
+        replaced = ((put, self._replace(put)) for put in takewhile(lambda _: not self._stopping(), old))
+        for put, result in chain(written, replaced):
             if isinstance(result, Stamp):
                 self._note_losses(put, result, again=put.ref in ours)
-                ours[put.ref] = _Ours(result, put.payload)
+                ends = None if put.ttl_ms is None else self._now() + put.ttl_ms
+                ours[put.ref] = _Ours(result, put.payload, ends)
             elif isinstance(result, SessionChanged):
                 again.append(put.ref)
             elif isinstance(result, StoreError) and not isinstance(result, WriteFailed):
@@ -647,6 +685,10 @@ class _Run:
             try:
                 record = self._target.get(ref)
             except SessionctlError as error:
+                ends = ours[ref].ends
+                if isinstance(error, SessionNotFound) and ends is not None and ends <= self._now():
+                    self.outcome.skipped.append(Skip(ref, "its life ended meanwhile"))
+                    continue
                 record = Record(ref, ours[ref].stamp, error=str(error))
             if record.error is not None:
                 self.outcome.failed.append(Failure(ref, f"the copy could not be read back: {record.error}"))
@@ -665,12 +707,17 @@ class _Run:
             for damage in codec.damage(record.ref, _payload(record), self._now())[:1]:
                 self.outcome.damaged.append(Skip(record.ref, damage.message))
 
-    def _remove(self, record: Record) -> None:
-        """Remove a session from the source after its copy was seen, if it is still the version that was copied."""
+    def _remove(self, record: Record, copy: Stamp | None) -> None:
+        """Remove a session from the source after its copy was seen, if it is still the version that was copied.
+
+        ``copy`` is the stamp of one that was there already. Raises StoreError if the source is lost.
+        """
         ref = record.ref
         try:
             with self._source.lock(ref, self._options.lock_wait) as lease:
-                kept = self._kept(record, ours=True)
+                kept = self._kept(record, copy, ours=True)
+                if self._stopping():  # the wait for the lock may have been long
+                    return
                 if kept is not None:
                     self.outcome.skipped.append(Skip(ref, f"not removed from the source: {kept}"))
                     return
@@ -683,16 +730,20 @@ class _Run:
             self.outcome.skipped.append(Skip(ref, "removed from the source by somebody else"))
         except SessionctlError as error:
             self.outcome.failed.append(Failure(ref, f"not removed from the source: {error}", error.exit_code))
+            if isinstance(error, StoreError):
+                self._source.exists()  # raises if it is lost
 
-    def _would_remove(self, record: Record) -> None:
-        kept = self._kept(record, ours=False)
+    def _would_remove(self, record: Record, copy: Stamp | None) -> None:
+        kept = self._kept(record, copy, ours=False)
         if kept is None:
             self.outcome.deleted.append(record.ref)
         else:
             self.outcome.skipped.append(Skip(record.ref, f"would stay at the source: {kept}"))
 
-    def _kept(self, record: Record, *, ours: bool) -> str | None:
+    def _kept(self, record: Record, copy: Stamp | None, *, ours: bool) -> str | None:
         """Why a session stays at the source; ``ours``: its lock is."""
+        if copy is not None and self._ends_before(copy, record):
+            return "the copy that was there already ends sooner"
         context, moment = self._context, self._now()
         if context is None:
             context = self._context = Context.of(self._source, moment)
@@ -703,12 +754,21 @@ class _Run:
             kept = "a temporary file lies beside it (sessionctl repair)"
         return kept
 
+    def _ends_before(self, copy: Stamp, record: Record) -> bool:
+        """Whether a copy lives less long than one made now would, unless a short life is what was asked for."""
+        if copy.ttl_ms is None or (not self._options.keep_ttl and self._options.ttl is not None):
+            return False
+        life = self._ttl(record)
+        return life is None or copy.ttl_ms < life - 2 * RESOLUTION
+
 
 class _Ours(NamedTuple):
     """What was written at the target for a session; the stamp need not tell it from another of the same size."""
 
     stamp: Stamp
     payload: bytes
+    ends: int | None
+    """When its life ends (ms), None where it has no end."""
 
 
 class _There(NamedTuple):

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 _BATCH = 256
 """Items that are sent at once."""
+_NOTICE = 0.2
+"""Seconds until a wish to stop is passed on."""
 _MOST = 8
 """Processes; more would wait for the one that collects what they find."""
 
@@ -52,7 +54,9 @@ def by_parts(store: Store, work: Callable[[Store], Iterable[T]]) -> Iterator[T]:
     yield from work(store)
 
 
-def _some(work: Callable[[Store], Iterable[T]], part: Store, _: None) -> Iterator[list[T]]:
+def _some(
+    work: Callable[[Store], Iterable[T]], part: Store, _: None, _stopping: Callable[[], bool]
+) -> Iterator[list[T]]:
     items = iter(work(part))
     while batch := list(islice(items, _BATCH)):
         yield batch
@@ -65,12 +69,13 @@ class ForkRefused(Exception):
 class Crew(Generic[J, T]):
     """Processes that wait for a job each, and send what ``work`` yields for it one by one.
 
+    ``work`` is given the job, and a function that tells whether to end: for those whose items take long.
     They are forked at once, before their jobs are known, so that nothing which is opened or locked later is theirs.
     A context manager; at its end they are gone. One whose parent has died ends after the item that it is at. Raises
     ForkRefused.
     """
 
-    def __init__(self, works: Sequence[Callable[[J], Iterator[T]]]) -> None:
+    def __init__(self, works: Sequence[Callable[[J, Callable[[], bool]], Iterator[T]]]) -> None:
         from multiprocessing import get_context
 
         fork = get_context("fork")
@@ -97,16 +102,20 @@ class Crew(Generic[J, T]):
             with suppress(OSError):  # of one that is dead, which the results tell
                 end.send(job)
 
-    def results(self) -> Iterator[T]:
+    def results(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[T]:
         """What the processes send, as it comes, until all are done.
 
-        If one fails the others are stopped; when they are, its error is raised.
+        All are stopped when ``stopping`` says so, or when one fails; when they are, its error is raised.
         """
         from multiprocessing.connection import wait
 
         failed: Exception | None = None
+        stopped = False
         while self._working:
-            for ready in wait(self._working):
+            if not stopped and stopping():
+                stopped = True
+                self.stop()
+            for ready in wait(self._working, _NOTICE):
                 item, is_last, error = _answer(ready)
                 if is_last:
                     self._working.remove(ready)
@@ -119,7 +128,7 @@ class Crew(Generic[J, T]):
             raise failed
 
     def stop(self) -> None:
-        """Ask all to end after the item that they are at."""
+        """Ask all to end as soon as they can."""
         for end in self._working:
             with suppress(OSError):
                 end.send(None)
@@ -142,12 +151,25 @@ def _answer(end: Any) -> tuple[Any, bool, Exception | None]:
     try:
         answer: tuple[Any, bool, Exception | None] = end.recv()
     except (EOFError, ConnectionError):
-        return None, True, StoreError("a process that did a part of the work was ended from outside")
+        return (
+            None,
+            True,
+            StoreError("a process that did a part of the work was ended from outside before it told all"),
+        )
     return answer
 
 
-def _serve(end: Connection, others: Sequence[Connection], work: Callable[[J], Iterator[T]], parent: int) -> None:
+def _serve(
+    end: Connection,
+    others: Sequence[Connection],
+    work: Callable[[J, Callable[[], bool]], Iterator[T]],
+    parent: int,
+) -> None:
     """A process of a crew."""
+
+    def stopping() -> bool:
+        return end.poll() or os.getppid() != parent
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent is told, too, and stops us
     gc.freeze()  # what was there before is the parent's: looking through it would only copy its pages
@@ -155,9 +177,9 @@ def _serve(end: Connection, others: Sequence[Connection], work: Callable[[J], It
         other.close()  # or the end of the parent would not be seen
     try:
         job = end.recv()
-        for item in work(job):
+        for item in work(job, stopping):
             end.send((item, False, None))
-            if end.poll() or os.getppid() != parent:
+            if stopping():
                 break
         end.send((None, True, None))
     except (EOFError, BrokenPipeError, ConnectionResetError):

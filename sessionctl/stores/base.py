@@ -68,6 +68,14 @@ class Store(ABC):
         """What tells the place that the URL names now from others: two that are equal hold the same sessions."""
         return self.url
 
+    def overlaps(self, other: Store, kinds: Iterable[Kind] = KINDS) -> bool:
+        """Whether what is written to one, of these kinds, may be a session of the other."""
+        return self.place() == other.place()
+
+    def scope(self) -> Hashable:
+        """What ``lock_store`` keeps others away from: stores of one scope share those locks."""
+        return self.place()
+
     def pin(self) -> None:
         """Read and write, from now on, only the very place that the URL names at this moment, if one is there."""
 

@@ -146,7 +146,7 @@ def test_only_the_place_that_was_locked_is_written_to(tmp_path: Path, *, crew: b
     source = Mover(tmp_path / "s", target)
     if crew:
         job = ops.Job(slice(None), frozenset(), ops.Options(), None, FolderStore(target).place())
-        (done, count), _ = ops._copy_part(source, FolderStore(target), refs, now, job)
+        (done, count), _ = ops._copy_part(source, FolderStore(target), refs, now, job, lambda: False)
         assert (count, [made.ref for made in done.copied]) == (2, refs)
     else:
         copy(source, FolderStore(target), refs=refs)
@@ -160,7 +160,11 @@ def test_a_process_whose_target_is_another_by_now_writes_nothing(tmp_path: Path)
     (tmp_path / "u").mkdir()
     job = ops.Job(slice(None), frozenset(), ops.Options(), None, FolderStore(tmp_path / "u").place())
     with pytest.raises(LockLost):
-        list(ops._copy_part(FolderStore(tmp_path / "s"), FolderStore(tmp_path / "t"), [doc("a")], now, job))
+        list(
+            ops._copy_part(
+                FolderStore(tmp_path / "s"), FolderStore(tmp_path / "t"), [doc("a")], now, job, lambda: False
+            )
+        )
     assert list((tmp_path / "t").iterdir()) == []
 
 

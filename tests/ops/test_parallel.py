@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -149,7 +149,7 @@ def test_who_stops_collecting_leaves_no_process_behind(store: FolderStore) -> No
 # --- a crew -----------------------------------------------------------------------------------------------------------
 
 
-def counting(job: int) -> Iterator[int]:
+def counting(job: int, stopping: Callable[[], bool]) -> Iterator[int]:
     for number in range(job):
         time.sleep(0.001)
         yield number
@@ -196,6 +196,24 @@ def test_a_process_that_is_killed_stops_the_others(which: int, early: bool) -> N
                 if number == 5:
                     victim.kill()
     assert len(seen) < 10_000
+
+
+def slow(job: int, stopping: Callable[[], bool]) -> Iterator[int]:
+    """An item of many actions."""
+    done = 0
+    while done < job and not stopping():
+        time.sleep(0.01)
+        done += 1
+    yield done
+
+
+def test_a_crew_is_asked_to_stop_within_an_item_and_tells_what_it_did() -> None:
+    start = time.monotonic()
+    with Crew([slow, slow]) as crew:
+        crew.start([100_000, 100_000])
+        told = list(crew.results(lambda: time.monotonic() - start > 0.5))
+    assert len(told) == 2 and all(0 < done < 1000 for done in told)
+    assert time.monotonic() - start < 10
 
 
 def test_a_crew_stops_between_two_items() -> None:

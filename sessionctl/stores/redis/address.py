@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -75,6 +76,15 @@ class Address:
         if self.logs != LOGS:
             query["logs"] = self.logs
         return f"{place}?{urlencode(query, safe=':/')}" if query else place
+
+    @property
+    def redis_cli(self) -> str:
+        """How ``redis-cli`` reaches the database, for hints; what lets one in is left out."""
+        if self.way == "socket":
+            return f"redis-cli -s {shlex.quote(self.path)} -n {self.db}"
+        host, port = ("PRIMARY", 6379) if self.way == "sentinel" else self.hosts[0]
+        database = "-c" if self.way == "cluster" else f"-n {self.db}"
+        return f"redis-cli -h {shlex.quote(host)} -p {port} {database}" + (" --tls" if self.tls else "")
 
     @property
     def servers(self) -> str:

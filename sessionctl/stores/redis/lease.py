@@ -100,7 +100,7 @@ class RedisLease(Lease):
         if wait > 0 and holder.until is not None:
             said += f" (longer than the wait of {wait:g} s)"
         name = shlex.quote(self._key.decode("utf-8", "replace"))
-        hint = f"if its holder is gone: redis-cli del {name}" if name.isprintable() else None
+        hint = f"if its holder is gone: {self._servers.address.redis_cli} del {name}" if name.isprintable() else None
         return SessionLocked(f"{self._what} is {said}", hint=hint)
 
     def _renew(self) -> None:

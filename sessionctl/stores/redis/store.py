@@ -192,7 +192,18 @@ class RedisStore(Store):
             raise UnsupportedKind(f"{quoted(ref.key)} {_EMPTY_LOG}")
 
     def place(self) -> Hashable:
-        """The server's own name for itself, where we may ask it, the database and the prefixes."""
+        return self.scope(), *self._prefixes.values()
+
+    def overlaps(self, other: Store, kinds: Iterable[Kind] = KINDS) -> bool:
+        """Prefixes that contain each other name keys of both."""
+        if not isinstance(other, RedisStore) or self.scope() != other.scope():
+            return False
+        wanted = tuple(kinds)
+        mine, its = ([store._prefixes[kind] for kind in wanted] for store in (self, other))
+        return any(one.startswith(two) or two.startswith(one) for one in mine for two in its)
+
+    def scope(self) -> Hashable:
+        """The server's own name for itself, where we may ask it, and the database."""
         with told(self._address):
             if self._address.way == "cluster":
                 server: Hashable = self._servers.again(self._servers.names)
@@ -200,7 +211,7 @@ class RedisStore(Store):
                 (info,) = self._servers.ask([(b"", _CLOCK)])
                 run = re.search(rb"run_id:(\w+)", info) if isinstance(info, bytes) else None
                 server = run[1] if run else (self._address.way, self._address.servers)
-        return server, self._address.db, *self._prefixes.values()
+        return server, self._address.db
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -816,7 +827,7 @@ class RedisStore(Store):
 
     def lock_store(self, name: str) -> Lease:
         try:
-            return RedisLease(self._servers, STORE_LOCKS + name.encode(), f"the {name} of {self.url}", 0)
+            return RedisLease(self._servers, STORE_LOCKS + name.encode(), f"this store ({self.url})", 0)
         except SessionLocked as error:
             raise StoreBusy(str(error), hint=error.hint) from None
 

@@ -68,7 +68,8 @@ def test_a_foreign_lock_is_waited_for_and_never_written_to(redis: Server, store:
         store.lock(REF, 0.3)
     said = str(raised.value)
     assert "agent-token\\x1b[31m" in said and "s left (longer than the wait of 0.3 s)" in said
-    assert raised.value.hint == "if its holder is gone: redis-cli del session-lock:a"
+    cli = f"redis-cli -h 127.0.0.1 -p {redis.port} -n 0"
+    assert raised.value.hint == f"if its holder is gone: {cli} del session-lock:a"
     assert client.get(KEY) == b"agent-token\x1b[31m"
     assert 55_000 < client.pttl(KEY) < 60_000
     with pytest.raises(SessionLocked) as raised:
@@ -108,7 +109,7 @@ def test_odd_keys_in_the_hint(redis: Server, store: Store) -> None:
     redis.client().set("session-lock:it's $(x)", "agent")
     with pytest.raises(SessionLocked) as raised:
         store.lock(Ref("it's $(x)", "log"), 0)
-    assert raised.value.hint == """if its holder is gone: redis-cli del 'session-lock:it'"'"'s $(x)'"""
+    assert raised.value.hint and raised.value.hint.endswith(""" -n 0 del 'session-lock:it'"'"'s $(x)'""")
 
 
 def test_it_is_renewed(redis: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +211,14 @@ def test_the_locks_of_the_store(redis: Server, store: Store) -> None:
     with store.lock_store("gc"):
         assert redis.client().exists("sessionctl-lock:gc")
         with open_store(redis.url().replace("127.0.0.1", "localhost")) as other:
-            with pytest.raises(StoreBusy, match=r"the gc of redis://localhost.* is locked by 'sessionctl@") as raised:
+            with pytest.raises(
+                StoreBusy, match=r"this store \(redis://localhost.*\) is locked by 'sessionctl@"
+            ) as raised:
                 other.lock_store("gc")
-            assert raised.value.hint and "redis-cli del sessionctl-lock:gc" in raised.value.hint
+            assert (
+                raised.value.hint
+                and f"redis-cli -h localhost -p {redis.port} -n 0 del sessionctl-lock:gc" in raised.value.hint
+            )
         assert [record.ref for record in store.records()] == []
     assert redis.client().keys("*") == []
 
