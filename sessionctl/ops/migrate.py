@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -42,6 +42,8 @@ BATCH_BYTES = 8 << 20
 """Bytes of payload that are in hand at a time; a larger one is dealt with alone."""
 BATCH_COUNT = 500
 """Sessions that are in hand at a time."""
+REMOVE_COUNT = 50
+"""The same where each is removed under its lock: what is held by others takes long, and is not told before the rest."""
 TRIES = 4
 """How often a session is copied that changes while it is copied."""
 WORTH_SHARING = 2000
@@ -438,8 +440,9 @@ class _Run:
     def batches(self, refs: Sequence[Ref], check: Callable[[], None]) -> Iterator[int]:
         """Copy them (what ``admit`` gave) in batches, each after a ``check``; yields how many sessions it had."""
         missing = dict.fromkeys(refs)
-        for start in range(0, len(refs), BATCH_COUNT):
-            some = refs[start : start + BATCH_COUNT]
+        count = REMOVE_COUNT if self._options.delete_source else BATCH_COUNT
+        for start in range(0, len(refs), count):
+            some = refs[start : start + count]
             self._ages = self._source.ages(some)  # first of all: on old servers reading changes them
             self._read_at = self._now()
             for batch in batches(self._source.records(Want.WHOLE, some)):
@@ -474,7 +477,10 @@ class _Run:
         ours: dict[Ref, _Ours] = {}
         for again in range(TRIES):
             changed = self._try(batch, ours, look=again > 0 or not self._all_new)
-            if not changed or self._stopping():
+            if self._stopping():
+                batch = [record for record in batch if record.ref in ours and record.ref in changed]
+                break
+            if not changed:
                 return
             self._read_at = self._now()
             batch = list(self._source.records(Want.WHOLE, changed))
@@ -483,7 +489,8 @@ class _Run:
                 self.outcome.skipped.append(Skip(ref, said))
         for record in batch:
             if record.ref in ours:
-                said = "kept changing while it was copied; the copy is of an earlier moment"
+                said = "changed" if self._stopping() else "kept changing"
+                said += " while it was copied; the copy is of an earlier moment"
                 self.outcome.failed.append(Failure(record.ref, said))
             else:
                 self.outcome.conflicts.append(Skip(record.ref, "something else keeps taking its place at the target"))
@@ -636,8 +643,7 @@ class _Run:
         new = [put for put in puts if put.expect is None]
         old = [put for put in puts if put.expect is not None]
         written = zip(new, self._target.put_many(new), strict=True)
-        replaced = ((put, self._replace(put)) for put in takewhile(lambda _: not self._stopping(), old))
-        for put, result in chain(written, replaced):
+        for put, result in chain(written, ((put, self._replace(put)) for put in old)):
             if isinstance(result, Stamp):
                 self._note_losses(put, result, again=put.ref in ours)
                 ends = None if put.ttl_ms is None else self._now() + put.ttl_ms
@@ -667,8 +673,10 @@ class _Run:
                 self.outcome.lost_age.append(put.ref)
 
     def _replace(self, put: Put) -> Stamp | SessionctlError:
-        """Put a session in another's place, under its lock."""
+        """Put a session in another's place, under its lock; nothing once the run is to stop."""
         try:
+            if self._stopping():
+                raise SessionChanged(f"{quoted(put.ref.key)} was not looked at again")
             with self._target.lock(put.ref, self._options.lock_wait) as lease:
                 lease.check()
                 return next(self._target.put_many([put]))
@@ -715,9 +723,9 @@ class _Run:
         ref = record.ref
         try:
             with self._source.lock(ref, self._options.lock_wait) as lease:
-                kept = self._kept(record, copy, ours=True)
                 if self._stopping():  # the wait for the lock may have been long
                     return
+                kept = self._kept(record, copy, ours=True)
                 if kept is not None:
                     self.outcome.skipped.append(Skip(ref, f"not removed from the source: {kept}"))
                     return

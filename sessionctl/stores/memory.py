@@ -119,7 +119,7 @@ class MemoryStore(Store):
 
     def lock_store(self, name: str) -> Lease:
         try:
-            return LocalLease((id(self), name), 0, f"the {name} of {self.url}")
+            return LocalLease((id(self), name), 0, f"this store ({self.url})")
         except SessionLocked as error:
             raise StoreBusy(str(error)) from None
 

@@ -7,9 +7,11 @@ import pickle
 import stat
 import time
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +20,11 @@ from terminal import FIXTURES
 
 from sessionctl.errors import LockLost, SessionctlError, StoreBusy, StoreError, UnsupportedKind, UsageError, WriteFailed
 from sessionctl.keys import file_name, folded
-from sessionctl.model import Kind, Record, Ref, Stamp
+from sessionctl.model import KINDS, Kind, Record, Ref, Stamp
 from sessionctl.ops import migrate as ops
 from sessionctl.ops.gc import Failure, Protection, Skip
 from sessionctl.ops.select import Filter
-from sessionctl.stores import open_store
+from sessionctl.stores import memory, open_store
 from sessionctl.stores.base import ANY, BIG, Put, Store, Want
 from sessionctl.stores.folder import FolderStore
 from sessionctl.stores.memory import MemoryStore
@@ -179,6 +181,39 @@ def test_a_store_is_no_target_of_its_own(tmp_path: Path) -> None:
     ops.check_places(MemoryStore(), MemoryStore())
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ("documents=session:&logs=l:", "documents=session:zz:&logs=m:", {"log"}),
+        ("documents=session:zz:", "documents=session:", set()),
+        ("documents=d:&logs=l:", "documents=e:&logs=l:", {"document"}),
+        ("documents=d:&logs=l:", "documents=l:x:&logs=d:x:", {"document", "log"}),
+        ("documents=d:&logs=l:", "documents=l:&logs=m:", {"document", "log"}),
+    ],
+)
+def test_prefixes_that_contain_each_other_are_no_source_and_target(
+    redis: Server, one: str, other: str, apart: set[Kind]
+) -> None:
+    """A copy could take the place of what is not read yet."""
+    with open_store(redis.url(f"/0?{one}")) as source, open_store(redis.url(f"/0?{other}")) as target:
+        with pytest.raises(UsageError, match="overlap") as raised:
+            ops.check_places(source, target)
+        assert raised.value.hint and ("--kind" in raised.value.hint) == bool(apart)
+        for kind in KINDS:
+            if kind in apart:
+                ops.check_places(source, target, [kind])
+            else:
+                with pytest.raises(UsageError, match="overlap"):
+                    ops.check_places(source, target, [kind])
+
+
+@pytest.mark.parametrize("place", ["/1?documents=session:", "/0?documents=sessions:&logs=other:"])
+def test_stores_of_one_server_that_are_apart_may_be_source_and_target(redis: Server, place: str) -> None:
+    with open_store(redis.url("/0?documents=session:&logs=l:")) as source, open_store(redis.url(place)) as target:
+        ops.check_places(source, target)
+        ops.check_places(source, MemoryStore())
+
+
 def test_a_target_that_holds_other_kinds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedKind, match="no logs"):
         ops.check_kinds(open_store(f"documents:{tmp_path}"), [doc("a"), log("b")])
@@ -255,6 +290,63 @@ def test_ttl_is_kept_dropped_or_set() -> None:
     assert lives(ops.Options(keep_ttl=False)) == [None, None]
     for life in lives(ops.Options(keep_ttl=False, ttl=5000)):
         assert life is not None and 4000 < life <= 5000
+
+
+class Clock:
+    """A time for a store and a run, in ms, that stands still unless it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = now()
+        monkeypatch.setattr(memory, "time", self)
+
+    def __call__(self) -> int:
+        return self.now
+
+    def time_ns(self) -> int:
+        return self.now * 1_000_000
+
+
+class Slow(MemoryStore):
+    """Reading back what it was given takes half a minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def same(self, expected: Any) -> Iterator[Ref]:
+        self.clock.now += 30_000
+        return super().same(expected)
+
+
+class AtOnce(MemoryStore):
+    """Asks for the lives of all that are wanted first, as Redis does."""
+
+    def records(self, *wanted: Any, **more: Any) -> Iterator[Record]:
+        yield from list(super().records(*wanted, **more))
+
+
+def test_copies_end_when_their_originals_do_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    source, target, outcome = AtOnce(), Slow(clock), ops.Outcome()
+    end, refs = clock.now + 3_600_000, [doc(f"s{i:02}") for i in range(12)]
+    for ref in refs:
+        source.put(ref, document(ref.key), expect=None, ttl_ms=3_600_000)
+    monkeypatch.setattr(ops, "BATCH_COUNT", 6)
+    monkeypatch.setattr(ops, "BATCH_BYTES", 2 * len(document("s00")))
+    ops.migrate(source, target, refs, ops.Options(), outcome, now=clock)
+    assert len(outcome.copied) == 12 and clock.now == end - 3_600_000 + 6 * 30_000
+    assert {clock.now + (record.stamp.ttl_ms or 0) for record in target.records()} == {end}
+
+
+def test_a_copy_whose_life_ends_before_it_is_read_back_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    source, target, outcome = MemoryStore(), Slow(clock), ops.Outcome()
+    source.put(doc("short"), document("short"), expect=None, ttl_ms=20_000)
+    source.put(doc("long"), document("long"), expect=None, ttl_ms=60_000)
+    options = ops.Options(delete_source=True, guard=Protection(0))
+    ops.migrate(source, target, [doc("long"), doc("short")], options, outcome, now=clock)
+    assert (outcome.failed, outcome.deleted) == ([], [doc("long")])
+    assert reasons(outcome.skipped) == {"short": "its life ended meanwhile"}
 
 
 def test_a_target_without_ttl_is_said(tmp_path: Path) -> None:
@@ -449,6 +541,38 @@ def test_a_source_that_never_rests_is_reported_and_kept() -> None:
     assert payload.startswith(contents(target)[log("a")]), "a whole earlier state, not a mixture"
 
 
+class Vanishing(Restless):
+    """One of its sessions is written to after it was read, and is gone when that is looked at again."""
+
+    def records(self, want: Want = Want.WHOLE, *rest: Any, **more: Any) -> Iterator[Any]:
+        if want is Want.WHOLE and self.written:
+            self.remove(self.ref, ANY)
+        yield from super().records(want, *rest, **more)
+
+
+def test_a_session_that_is_gone_at_the_second_look_is_told() -> None:
+    source = Vanishing(log("a"), 1)
+    fill(source, (log("a"), entry(1)), (log("b"), entry(1)))
+    target = MemoryStore()
+    outcome = copy(source, target)
+    assert reasons(outcome.skipped) == {"a": "gone meanwhile; the copy is of an earlier moment"}
+    assert [c.ref for c in outcome.copied] == [log("b")] and outcome.told == {log("a"), log("b")}
+    assert contents(target)[log("a")] == entry(1)
+
+
+def test_a_conflict_is_not_hidden_by_a_source_that_is_gone_meanwhile() -> None:
+    class Fleeting(MemoryStore):
+        def records(self, want: Want = Want.WHOLE, *rest: Any, **more: Any) -> Iterator[Any]:
+            found = list(super().records(want, *rest, **more))
+            if want is Want.WHOLE:
+                self._payloads.pop(doc("taken"), None)
+            yield from found
+
+    source, target = fill(Fleeting(), (doc("taken"), document("taken")), (doc("b"), document("b"))), Crowded()
+    outcome = copy(source, target)
+    assert reasons(outcome.skipped) == {"taken": "gone meanwhile"} and outcome.told == {doc("taken"), doc("b")}
+
+
 class Crowded(MemoryStore):
     """A target where somebody else makes the session right before we do."""
 
@@ -552,6 +676,155 @@ def test_one_place_under_two_names_cannot_be_locked_twice(tmp_path: Path) -> Non
     (tmp_path / "x").mkdir()
     with store.lock_store("gc"), pytest.raises(StoreBusy), same.lock_store("gc"):
         pass
+
+
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize(
+    ("mine", "its", "options", "stays"),
+    [
+        (None, 20_000, ops.Options(), True),
+        (None, 20_000, ops.Options(keep_ttl=False), True),
+        (60_000, 20_000, ops.Options(keep_ttl=False), True),
+        (60_000, 20_000, ops.Options(), True),
+        (20_000, 60_000, ops.Options(), False),
+        (60_000, 59_500, ops.Options(), False),
+        (60_000, None, ops.Options(), False),
+        (None, None, ops.Options(), False),
+        (None, 20_000, ops.Options(keep_ttl=False, ttl=3_600_000), False),
+    ],
+)
+def test_what_a_copy_that_ends_sooner_would_lose_stays_at_the_source(
+    mine: int | None, its: int | None, options: ops.Options, *, stays: bool, dry: bool
+) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    source.put(doc("a"), document("a"), expect=None, ttl_ms=mine)
+    target.put(doc("a"), document("a"), expect=None, ttl_ms=its)
+    options = msgspec.structs.replace(options, delete_source=True, guard=Protection(0))
+    if dry:
+        outcome = ops.compare(source, target, [doc("a")], options, now=now)
+    else:
+        outcome = copy(source, target, options)
+        assert (contents(source) == {}) is not stays
+    said = "would stay at the source" if dry else "not removed from the source"
+    assert outcome.identical == [doc("a")] and outcome.deleted == ([] if stays else [doc("a")])
+    assert reasons(outcome.skipped) == ({"a": f"{said}: the copy that was there already ends sooner"} if stays else {})
+
+
+def test_a_source_that_is_lost_while_it_is_cleared_ends_the_run() -> None:
+    class Dying(MemoryStore):
+        dead = False
+
+        def lock(self, ref: Ref, wait: float) -> Any:
+            self.dead = True
+            return super().lock(ref, wait)
+
+        def remove(self, ref: Ref, expect: Any) -> None:
+            raise StoreError("the server is gone")
+
+        def exists(self) -> bool:
+            if self.dead:
+                raise StoreError("the server is gone")
+            return True
+
+    source = fill(Dying(), *((doc(f"s{i}"), document(f"s{i}")) for i in range(9)))
+    target, outcome = MemoryStore(), ops.Outcome()
+    with pytest.raises(StoreError, match="gone"):
+        ops.migrate(
+            source,
+            target,
+            sorted(contents(source)),
+            ops.Options(delete_source=True, guard=Protection(0)),
+            outcome,
+            now=now,
+        )
+    assert (len(outcome.copied), outcome.deleted, len(outcome.failed)) == (9, [], 1)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+class Wish:
+    """Says that a run is to stop from the moment that ``now`` is set; then nothing but its end may follow."""
+
+    def __init__(self) -> None:
+        self.now = False
+
+    def __call__(self) -> bool:
+        return self.now
+
+    def tick(self, count: int) -> None:
+        if self.now:
+            raise KeyboardInterrupt
+
+
+def stopped(source: Store, target: Store, options: ops.Options, wish: Wish, refs: Sequence[Ref] = ()) -> ops.Outcome:
+    outcome = ops.Outcome()
+    refs = refs or sorted(contents(source))
+    with pytest.raises(KeyboardInterrupt):
+        ops.migrate(source, target, refs, options, outcome, now=now, stopping=wish, tick=wish.tick)
+    return outcome
+
+
+def test_a_wish_to_stop_is_heard_between_two_removals() -> None:
+    wish = Wish()
+
+    class Third(MemoryStore):
+        def remove(self, ref: Ref, expect: Any) -> None:
+            super().remove(ref, expect)
+            wish.now = len(self._payloads) == 6
+
+    source, target = fill(Third(), *((doc(f"s{i}"), document(f"s{i}")) for i in range(9))), MemoryStore()
+    outcome = stopped(source, target, ops.Options(delete_source=True, guard=Protection(0)), wish)
+    assert (len(outcome.copied), len(outcome.deleted), len(contents(source))) == (9, 3, 6)
+    assert not contents(source).keys() & set(outcome.deleted)
+
+
+def test_what_waited_for_its_lock_meanwhile_is_not_removed() -> None:
+    wish = Wish()
+
+    class Queued(MemoryStore):
+        def lock(self, ref: Ref, wait: float) -> Any:
+            wish.now = True
+            return super().lock(ref, wait)
+
+    source, target = fill(Queued(), (doc("a"), document("a"))), MemoryStore()
+    outcome = stopped(source, target, ops.Options(delete_source=True, guard=Protection(0)), wish)
+    assert (outcome.deleted, outcome.skipped, len(outcome.copied)) == ([], [], 1) and doc("a") in contents(source)
+
+
+@pytest.mark.parametrize(("method", "turn"), [("same", 1), ("records", 2)])
+def test_stopped_between_two_tries_a_copy_is_neither_taken_back_nor_called_whole(
+    method: str, turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the wish comes while the first try is verified, or while the second looks at the target."""
+    wish, turns, source, target = Wish(), count(1), Restless(log("a"), 1), MemoryStore()
+    asked = getattr(target, method)
+
+    def ask(*arguments: Any) -> Any:
+        wish.now = next(turns) == turn
+        return asked(*arguments)
+
+    monkeypatch.setattr(target, method, ask)
+    fill(source, (log("a"), entry(1)), (log("b"), entry(1)))
+    outcome = stopped(source, target, ops.Options(), wish, [log("a"), log("b")])
+    said = "changed while it was copied; the copy is of an earlier moment"
+    assert outcome.failed == [Failure(log("a"), said)] and source.written == 1
+    assert [c.ref for c in outcome.copied] == [log("b")]
+    assert contents(target) == {log("a"): entry(1), log("b"): entry(1)}
+
+
+def test_once_stopped_nothing_more_is_overwritten() -> None:
+    wish = Wish()
+
+    class Other(MemoryStore):
+        def records(self, *rest: Any, **more: Any) -> Iterator[Any]:
+            yield from super().records(*rest, **more)
+            wish.now = True
+
+    source, target = fill(MemoryStore(), (doc("a"), document("a"))), fill(Other(), (doc("a"), document("a", "old")))
+    wish.now = False
+    outcome = stopped(source, target, GUARDED, wish)
+    assert outcome.told == set() and contents(target)[doc("a")] == document("a", "old")
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------
