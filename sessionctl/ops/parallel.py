@@ -87,7 +87,7 @@ class Crew(Generic[J, T]):
             try:
                 ours, theirs = fork.Pipe()
                 self._ends.append(ours)
-                process = fork.Process(target=_serve, args=(theirs, self._ends, work, os.getpid()), daemon=True)
+                process = fork.Process(target=_serve, args=(theirs, self._ends, work), daemon=True)
                 process.start()
             except OSError as error:
                 self.__exit__()
@@ -163,12 +163,9 @@ def _serve(
     end: Connection,
     others: Sequence[Connection],
     work: Callable[[J, Callable[[], bool]], Iterator[T]],
-    parent: int,
 ) -> None:
     """A process of a crew."""
-
-    def stopping() -> bool:
-        return end.poll() or os.getppid() != parent
+    stopping = end.poll  # true once the parent asks us to stop, and when it has died
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent is told, too, and stops us

@@ -26,6 +26,10 @@ KILLS = int(os.environ.get("SESSIONCTL_TEST_KILLS", "20"))
 SHARED = 2400
 """Sessions that several processes copy."""
 
+needs_two = pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="only several processors of Linux share work"
+)
+
 
 def document(key: str, text: str = "hi", at: int = THEN) -> bytes:
     return (
@@ -135,6 +139,33 @@ def test_places_and_kinds_that_cannot_be(tmp_path: Path) -> None:
     assert done.returncode == 2 and "holds no logs" in done.stderr and not (tmp_path / "t").exists()
     assert run("migrate", source, f"documents:{tmp_path}/t", "--kind", "document").returncode == 0
     assert run("migrate", tmp_path / "none", tmp_path / "t").returncode == 7
+
+
+def test_stores_that_share_keys_are_refused_and_nothing_is_changed(tmp_path: Path, redis: Server) -> None:
+    whole = redis.url()
+    run("migrate", make(tmp_path / "s", "a", "zz:b", "zz:zz:c"), whole)
+    inner = f"{whole}?documents=seepient:session:zz:"
+    client = redis.client()
+    before = {key: client.get(key) for key in client.scan_iter()}
+    assert len(before) == 3
+    for source, target in ((whole, inner), (inner, whole)):
+        for more in (["--on-conflict", "overwrite", "--yes"], ["--delete-source", "--yes"], ["--dry-run"]):
+            done = run("migrate", source, target, *more)
+            assert done.returncode == 2 and "source and target overlap" in done.stderr
+            assert "another database has room for the copies" in done.stderr
+    assert {key: client.get(key) for key in client.scan_iter()} == before
+    apart = f"{whole}?documents=other:"
+    done = run("migrate", whole, apart)
+    assert done.returncode == 2 and "copy the others only: --kind document" in done.stderr
+    assert found(whole, apart, "--kind", "document")[1]["copied"] == 3
+
+
+def test_two_places_of_one_database_share_one_lock(tmp_path: Path, redis: Server) -> None:
+    source, target = redis.url(), f"{redis.url()}?documents=other:&logs=other-log:"
+    run("migrate", make(tmp_path / "s", "a", "b"), source)
+    code, value = found(source, target, "--delete-source", "--yes")
+    assert (code, value["copied"], value["deleted_from_source"]) == (0, 2, 2)
+    assert sorted(redis.client().scan_iter()) == [b"other:a", b"other:b"]
 
 
 def test_conflicts_are_exit_8_and_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
@@ -335,6 +366,68 @@ def test_ctrl_c_says_what_is_done_and_a_second_run_does_the_rest(
         assert contents(there) == expected
 
 
+def held(tmp_path: Path, redis: Server, count: int) -> str:
+    """A Redis source of documents, old ones, of which every fifth is locked by an agent."""
+    for key in (source := make(tmp_path / "s", *(f"s{i}" for i in range(count)))).iterdir():
+        if key.stem.endswith(("0", "5")):
+            redis.client().set(f"session-lock:{key.stem}", "agent", px=600_000)
+    assert found(source, redis.url())[1]["copied"] == count
+    return redis.url()
+
+
+def moving(source: str, target: Path, wait: str) -> subprocess.Popen[str]:
+    """A migration out of Redis that has removed some of its source."""
+    process = subprocess.Popen(
+        [*COMMAND, "migrate", source, str(target), "--delete-source", "--yes", "--lock-wait", wait, "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+        start_new_session=True,
+    )
+    with open_store(source) as store:
+        count = len(list(store.names()))
+        while process.poll() is None and len(list(store.names())) == count:
+            time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize("count", [300, SHARED])
+def test_ctrl_c_is_heard_among_locked_sessions_and_what_was_removed_is_told(
+    tmp_path: Path, redis: Server, count: int
+) -> None:
+    source, target = held(tmp_path, redis, count), tmp_path / "t"
+    process = moving(source, target, "1s")
+    asked = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 6, "the rest of a batch has ten locks, a second each"
+    assert process.returncode == 130 and "left; run it again" in err
+    value = json.loads(out)
+    with open_store(source) as here, open_store(target) as there:
+        left, arrived = contents(here), contents(there)
+        assert 0 < value["deleted_from_source"] == count - len(left)
+        assert value["copied"] == len(arrived) == value["verified"]
+        assert len(left.keys() | arrived.keys()) == count
+
+
+@needs_two
+def test_nothing_is_removed_once_the_parent_is_killed(tmp_path: Path, redis: Server) -> None:
+    source = held(tmp_path, redis, SHARED)
+    process = moving(source, tmp_path / "t", "1s")
+    others = workers(process)
+    assert len(others) > 1
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 8
+    while not all(map(has_ended, others)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    with open_store(source) as here, open_store(tmp_path / "t") as there:
+        left, arrived = contents(here), contents(there)
+        assert len(left) > SHARED // 2 and len(left.keys() | arrived.keys()) == SHARED
+
+
 def begun(source: Path, redis: Server) -> subprocess.Popen[str]:
     """A migration to Redis by several processes that has begun to write."""
     process = subprocess.Popen(
@@ -356,11 +449,6 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 def has_ended(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-needs_two = pytest.mark.skipif(
-    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="only several processors of Linux share work"
-)
 
 
 @needs_two
