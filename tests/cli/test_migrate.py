@@ -414,15 +414,16 @@ def test_ctrl_c_is_heard_among_locked_sessions_and_what_was_removed_is_told(
 @needs_two
 def test_nothing_is_removed_once_the_parent_is_killed(tmp_path: Path, redis: Server) -> None:
     source = held(tmp_path, redis, SHARED)
-    process = moving(source, tmp_path / "t", "1s")
+    process = moving(source, tmp_path / "t", "3s")
     others = workers(process)
     assert len(others) > 1
     process.kill()
-    process.communicate()
+    process.wait()
     end = time.monotonic() + 8
     while not all(map(has_ended, others)):
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "the rest of a batch has ten locks, three seconds each"
         time.sleep(0.01)
+    process.communicate()
     with open_store(source) as here, open_store(tmp_path / "t") as there:
         left, arrived = contents(here), contents(there)
         assert len(left) > SHARED // 2 and len(left.keys() | arrived.keys()) == SHARED
