@@ -190,7 +190,7 @@ def carry_out(
 ) -> int:
     """Ask, act and tell; the exit code. With ``--dry-run`` or nothing to do, only tell."""
     plan = report.plan
-    archive = open_archive(safety.archive, store)
+    archive = open_copies(safety.archive, store, "archive") if safety.archive is not None else None
     if archive is not None:
         report.copied = "; a copy goes to the archive" if safety.dry_run else "; a copy is in the archive"
     if safety.dry_run or not plan.actions:
@@ -228,16 +228,16 @@ def carry_out(
     return exit_code(report.outcome)
 
 
-def open_archive(named: str | None, store: Store) -> Store | None:
-    """The store that copies go to; UsageError if it is the one that is cleaned: a copy there would be no copy."""
-    if named is None:
-        return None
+def open_copies(named: str, store: Store, what: str) -> Store:
+    """The store that copies go to; UsageError where they could be sessions of the store that they are copies of."""
     from ..stores import open_store
 
-    archive = open_store(named)
-    if archive.overlaps(store):
-        raise UsageError("the archive is the store itself: nothing would be kept")
-    return archive
+    copies = open_store(named)
+    if copies.place() == store.place():
+        raise UsageError(f"the {what} is the store itself: nothing would be kept")
+    if copies.overlaps(store):
+        raise UsageError(f"the {what} overlaps the store: a key of the one can be a key of the other")
+    return copies
 
 
 def confirm(report: Report, safety: Safety, what: str) -> None:

@@ -10,17 +10,16 @@ import typer
 
 from ..config import hide_secrets
 from ..durations import parse_duration
-from ..errors import SessionInUse, SomeFailed, UsageError
+from ..errors import SessionInUse, SomeFailed
 from ..history import SEVERITY
 from ..ops.mend import STRATEGIES, Options, Outcome, Strategy
 from ..ops.repair import Backup, Report, check, diff_lines, lost, repair
-from ..stores.base import Store
 from .complete import keys, words
 from .ids import named
 from .options import SAFETY, Common, choice, default_store, now_ms, takes, wait_seconds, warn_of_emptiness
 from .output import Output, plural, safe_line
 from .progress import Bar, progress, stop_between
-from .removal import tell_missing
+from .removal import open_copies, tell_missing
 from .rows import STATUS_STYLES
 
 app = typer.Typer(add_completion=False)
@@ -117,7 +116,8 @@ def repair_sessions(
     tally = _Tally(out, mending=fix or dry_run)
     name = default_store(common.store)
     with common.open(reading=True) as store:
-        keep = _backup(backup, store) if fix else None
+        kept = open_copies(backup, store, "backup") if fix and backup is not None else None
+        keep = Backup(kept, now=now_ms()) if fix else None
         found = named(store, ids, also=lost(store)) if ids else None
         refs = found.refs if found else None
         if fix or dry_run:
@@ -142,16 +142,6 @@ def repair_sessions(
 def _strategy(text: str) -> Strategy:
     choice("strategy", text, STRATEGIES)
     return next(strategy for strategy in STRATEGIES if strategy == text)
-
-
-def _backup(named_store: str | None, store: Store) -> Backup:
-    """Where untouched sessions go; UsageError if it is the store that is mended: a copy there would be no copy."""
-    from ..stores import open_store
-
-    kept = open_store(named_store) if named_store is not None else None
-    if kept is not None and kept.overlaps(store):
-        raise UsageError("the backup is the store itself: nothing would be kept")
-    return Backup(kept, now=now_ms())
 
 
 def _narrowed(report: Report, options: Options) -> Report:

@@ -93,6 +93,20 @@ def test_ids_from_standard_input(folder: Path) -> None:
     assert deleted(folder, "-", stdin=b"")["matched"] == 0
 
 
+@pytest.mark.parametrize("command", ["delete", "show", "repair", "migrate"])
+def test_a_key_on_standard_input_is_never_the_start_of_another(folder: Path, tmp_path: Path, command: str) -> None:
+    document(folder, "job-12", id="inner-name")
+    before = state(folder)
+    stores = [folder, tmp_path / "target"] if command == "migrate" else ["-s", folder]
+    sure = {"show": [], "repair": ["--fix"]}.get(command, ["--yes"])
+    for gone in (b"job-1\n", b"inner-name\n", b"job-1\0"):
+        done = run(command, *stores, "-", *sure, stdin=gone)
+        assert done.returncode == 8, (gone, done.stderr)
+        assert "no such session: " in done.stderr
+        assert state(folder) == before
+        assert not (tmp_path / "target").exists()
+
+
 def test_any_name_survives_the_way_from_list_to_delete(folder: Path) -> None:
     odd = ["a\nb", "\x1b[31m", "-n", "--force", " x ", "\u202egpj", "e\u0301", "nul", "*", "k" * 249, "a\u2028b"]
     for name in odd:

@@ -426,6 +426,17 @@ def test_an_archive_that_is_the_store_itself(folder: Path, tmp_path: Path, alias
     assert names(folder) == ["s1.json"]
 
 
+def test_an_archive_whose_keys_can_be_the_stores_own(redis: Server) -> None:
+    client = redis.client()
+    client.rpush("session-log:s1", "{}")
+    wide, narrow = redis.url(), redis.url() + "?documents=seepient:session:archive:&logs=archive:"
+    for store, archive in ((wide, narrow), (narrow, wide)):
+        done = run("gc", *OLD, "-y", "--archive", archive, "-s", store)
+        assert done.returncode == 2
+        assert "the archive overlaps the store" in done.stderr
+    assert client.keys() == [b"session-log:s1"]
+
+
 @pytest.mark.parametrize("archive", ["nosuch:x", "nosuchname", ""])
 def test_an_archive_that_does_not_exist(folder: Path, archive: str) -> None:
     document(folder, "s1", age=9 * DAY)

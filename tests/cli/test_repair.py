@@ -510,6 +510,16 @@ def test_redis(redis: Server, env: dict[str, str], home: Path) -> None:
     assert (client.get("seepient:session:d1"), client.lrange("session-log:s1", 0, -1)) == before
 
 
+def test_a_backup_whose_keys_can_be_the_stores_own(redis: Server, env: dict[str, str]) -> None:
+    filled(redis)
+    client = redis.client()
+    before = sorted(client.keys())
+    kept = redis.url() + "?documents=seepient:session:kept:&logs=kept:"
+    _, err = done("--fix", "--backup", kept, "-s", redis.url(), env=env, code=2)
+    assert "the backup overlaps the store" in err[0]
+    assert sorted(client.keys()) == before and client.llen("session-log:s1") == 2
+
+
 def test_locks_of_agents_in_redis(redis: Server, env: dict[str, str]) -> None:
     filled(redis)
     client = redis.client()
