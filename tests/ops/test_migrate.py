@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from servers import Server
 from terminal import FIXTURES
 
 from sessionctl.errors import LockLost, SessionctlError, StoreBusy, StoreError, UnsupportedKind, UsageError, WriteFailed
 from sessionctl.keys import file_name, folded
 from sessionctl.model import KINDS, Kind, Record, Ref, Stamp
+from sessionctl.ops import copying
 from sessionctl.ops import migrate as ops
 from sessionctl.ops.gc import Failure, Protection, Skip
 from sessionctl.ops.select import Filter
@@ -89,22 +88,7 @@ def reasons(skips: Sequence[Any]) -> dict[str, str]:
     return {skip.ref.key: skip[1] for skip in skips}
 
 
-# --- deciding ---------------------------------------------------------------------------------------------------------
-
-
-@given(st.binary(max_size=12), st.binary(max_size=12), st.integers(1, 4))
-def test_relation_is_what_comparing_the_whole_says(one: bytes, other: bytes, piece: int) -> None:
-    pieces = [other[i : i + piece] for i in range(0, len(other), piece)]
-    expected = (
-        "same" if one == other else "ahead" if one.startswith(other) else "behind" if other.startswith(one) else "other"
-    )
-    assert ops.relation(one, pieces) == expected
-    assert ops.relation(one, [one]) == "same"
-
-
-def test_clashes_name_each_other_and_nobody_else() -> None:
-    names: dict[Ref, Hashable] = {doc("a"): 1, doc("b"): 2, doc("c"): 1, log("a"): 3}
-    assert ops.clashes(names) == {doc("a"): doc("c"), doc("c"): doc("a")}
+# --- choosing, and sharing the work -----------------------------------------------------------------------------------
 
 
 def test_what_a_process_of_the_crew_did_is_told_whole() -> None:
@@ -260,11 +244,11 @@ def test_what_was_left_out_before_is_copied_by_the_next_run() -> None:
 
 
 def test_batches_are_bounded_and_large_payloads_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(copying, "BATCH_BYTES", 5000)
     large = document("large", "x" * (BIG + 1))
     source = fill(MemoryStore(), *((doc(f"s{i}"), document(f"s{i}", "x" * 1000)) for i in range(30)))
     fill(source, (doc("large"), large))
-    sizes = [[len(r.payload or b"") for r in batch] for batch in ops.batches(source.records(Want.WHOLE))]
+    sizes = [[len(r.payload or b"") for r in batch] for batch in copying.batches(source.records(Want.WHOLE))]
     assert all(sum(batch) <= 5000 for batch in sizes) and len(sizes) > 6
     assert [0] in sizes, "the large one alone, not yet read"
     target = MemoryStore()
@@ -331,8 +315,8 @@ def test_copies_end_when_their_originals_do_however_long_it_takes(monkeypatch: p
     end, refs = clock.now + 3_600_000, [doc(f"s{i:02}") for i in range(12)]
     for ref in refs:
         source.put(ref, document(ref.key), expect=None, ttl_ms=3_600_000)
-    monkeypatch.setattr(ops, "BATCH_COUNT", 6)
-    monkeypatch.setattr(ops, "BATCH_BYTES", 2 * len(document("s00")))
+    monkeypatch.setattr(copying, "BATCH_COUNT", 6)
+    monkeypatch.setattr(copying, "BATCH_BYTES", 2 * len(document("s00")))
     ops.migrate(source, target, refs, ops.Options(), outcome, now=clock)
     assert len(outcome.copied) == 12 and clock.now == end - 3_600_000 + 6 * 30_000
     assert {clock.now + (record.stamp.ttl_ms or 0) for record in target.records()} == {end}
@@ -626,7 +610,7 @@ class Failing(MemoryStore):
 
 
 def test_a_refused_session_fails_and_a_lost_store_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "BATCH_COUNT", 2)
+    monkeypatch.setattr(copying, "BATCH_COUNT", 2)
     source = fill(MemoryStore(), (doc("refused"), document("refused")), (doc("odd"), document("odd")))
     fill(source, *((doc(f"s{i}"), document(f"s{i}")) for i in range(9)))
     target, outcome = Failing(), ops.Outcome()
