@@ -25,13 +25,50 @@ from ...errors import (
     UnsupportedKind,
     WriteFailed,
 )
-from ...keys import digest, quoted
+from ...keys import quoted
 from ...locks import Holder, Lease
 from ...model import KINDS, AgeSource, Kind, Record, Ref, Stamp
 from ..base import BIG, TAIL, Any_, Put, Store, Want
 from .address import Address
+from .commands import (
+    CLOCK,
+    EMPTY,
+    IN_FLIGHT,
+    ITEM,
+    LONGEST_IDLE,
+    MANY,
+    idle_time,
+    lock_key,
+    make_aged,
+    pexpire,
+    portions,
+    reading,
+    restore,
+    rpushes,
+    set_,
+    up_to,
+)
 from .lease import LOCKS, RedisLease, holder_of
 from .servers import HOPELESS, LOST, MOVED, Answer, Command, Link, Servers
+from .values import (
+    EMPTY_LOG,
+    TYPES,
+    UNKNOWN,
+    Read,
+    Size,
+    clock_of,
+    dumped,
+    glue,
+    is_wrong_type,
+    join,
+    lru_clock,
+    other_type,
+    read_of,
+    record_of,
+    split,
+    stamp_of,
+    version_of,
+)
 from .wording import missing_right, told
 
 STORE_LOCKS = b"sessionctl-lock:"
@@ -46,40 +83,15 @@ COUNT = 5000
 BATCH = 500
 """Sessions asked for in one go."""
 
-IN_FLIGHT = 8 << 20
-"""Bytes of payloads asked for, or written, in one go."""
-
-MANY = 4096
-"""Items of a list above which its size is found out before it is read."""
-
 WORTH_SHARING = 4000
 """Keys of a server from which on several processes read it faster than one."""
-
-LONGEST_IDLE = 180 * 86_400
-"""Seconds. The server counts idle time modulo 194 days; a greater age would come out as a small one."""
 
 CHECKPOINTS_FRESH = 1.0
 """Seconds for which a look at all checkpoints serves removals, so that many of them do not cost a scan each."""
 
 _RESERVED = (LOCKS, STORE_LOCKS, CHECKPOINTS, PENDING, b"sessionctl-new:")
-_TYPES: dict[Kind, str] = {"document": "string", "log": "list"}
-_EMPTY_LOG = "is an empty log, and Redis holds no empty lists"
-_UNKNOWN = -1
 _NO_AGE: tuple[int | None, AgeSource] = (None, "none")
 _TICKS = 4  # tries for an answer within one second of the server's clock
-_ITEM = 1024  # a guess at the bytes of a list's item, to bound a batch before anything is read
-
-
-class _Size(NamedTuple):
-    """What is known of a session before its payload is read. ``size`` is in bytes (documents) or items (logs).
-
-    It is _UNKNOWN for a log that must not even be looked at.
-    """
-
-    size: int
-    changed_at: int | None
-    source: AgeSource
-    ttl_ms: int | None
 
 
 class _Seen(NamedTuple):
@@ -189,7 +201,7 @@ class RedisStore(Store):
 
     def check_payload(self, ref: Ref, payload: bytes) -> None:
         if ref.kind == "log" and not payload:
-            raise UnsupportedKind(f"{quoted(ref.key)} {_EMPTY_LOG}")
+            raise UnsupportedKind(f"{quoted(ref.key)} {EMPTY_LOG}")
 
     def place(self) -> Hashable:
         return self.scope(), *self._prefixes.values()
@@ -208,7 +220,7 @@ class RedisStore(Store):
             if self._address.way == "cluster":
                 server: Hashable = self._servers.again(self._servers.names)
             else:
-                (info,) = self._servers.ask([(b"", _CLOCK)])
+                (info,) = self._servers.ask([(b"", CLOCK)])
                 run = re.search(rb"run_id:(\w+)", info) if isinstance(info, bytes) else None
                 server = run[1] if run else (self._address.way, self._address.servers)
         return server, self._address.db
@@ -284,7 +296,7 @@ class RedisStore(Store):
         """The records of a batch: sizes and ages first, then payloads in bounded portions."""
         left = refs
         for _ in range(3):  # a key that changes its type meanwhile is judged again
-            sizes: dict[Ref, _Size] = {}
+            sizes: dict[Ref, Size] = {}
             again: list[Ref] = []
             for ref, size in self._sizes(left, want):
                 if isinstance(size, Record):
@@ -293,7 +305,7 @@ class RedisStore(Store):
                     again.append(ref)
                 else:
                     sizes[ref] = size
-            for portion in _portions(sizes):
+            for portion in portions(sizes):
                 yield from self._payloads(portion, sizes, want, again, digests=digests)
             if not again:
                 return
@@ -305,7 +317,7 @@ class RedisStore(Store):
             self._looks_free = not self.reading_counts_as_use
         return self._looks_free
 
-    def _sizes(self, refs: Sequence[Ref], want: Want) -> Iterator[tuple[Ref, _Size | Record | None]]:
+    def _sizes(self, refs: Sequence[Ref], want: Want) -> Iterator[tuple[Ref, Size | Record | None]]:
         """Size, age and TTL of each; None for a key of another type, nothing for one that is gone."""
         logs = [self._key(ref) for ref in refs if ref.kind == "log"]
         ages = iter(self._ages(logs))  # first of all: on old servers the other questions reset them
@@ -320,14 +332,14 @@ class RedisStore(Store):
             age, source = next(ages) if ref.kind == "log" else _NO_AGE
             size, left = next(answers), next(answers)
             bad = size if isinstance(size, Exception) else left
-            if _is_wrong_type(bad) or (isinstance(size, bytes) and size not in (b"list", b"none")):
+            if is_wrong_type(bad) or (isinstance(size, bytes) and size not in (b"list", b"none")):
                 yield ref, None
             elif isinstance(bad, Exception):
                 yield ref, Record(ref, Stamp((), 0), error=self._unreadable(bad))
             elif left != -2 and (size or ref.kind == "document"):
                 if isinstance(size, bytes):  # TYPE's answer
-                    size = _UNKNOWN
-                yield ref, _Size(size, age, source, None if left < 0 else left)
+                    size = UNKNOWN
+                yield ref, Size(size, age, source, None if left < 0 else left)
 
     def _unreadable(self, error: Exception) -> str:
         """Why one key cannot be read. A right that is missing for all keys is the store's error, and raised."""
@@ -345,27 +357,27 @@ class RedisStore(Store):
         for ref, answer in zip(refs, types, strict=True):
             if isinstance(answer, Exception):
                 yield Record(ref, Stamp((), 0), error=self._unreadable(answer))
-            elif (type_ := answer.decode()) == _TYPES[ref.kind]:
+            elif (type_ := answer.decode()) == TYPES[ref.kind]:
                 left.append(ref)
             elif type_ != "none":
-                yield Record(ref, Stamp((), 0), error=_other_type(ref, type_), code="wrong-type-key")
+                yield Record(ref, Stamp((), 0), error=other_type(ref, type_), code="wrong-type-key")
         return left
 
     def _payloads(
-        self, refs: Sequence[Ref], sizes: dict[Ref, _Size], want: Want, again: list[Ref], *, digests: bool
+        self, refs: Sequence[Ref], sizes: dict[Ref, Size], want: Want, again: list[Ref], *, digests: bool
     ) -> Iterator[Record]:
         asked: list[tuple[bytes, Command]] = []
         asking: list[Ref] = []
         for ref in refs:
             key, size = self._key(ref), sizes[ref]
-            command = _reading(key, ref, size.size, want)
+            command = reading(key, ref, size.size, want)
             if command:
                 asked.append((key, command))
                 asking.append(ref)
             else:
                 answer = self._long_log(key) if want is Want.WHOLE and ref.kind == "log" else None
                 if answer is None:
-                    yield Record(ref, _stamp(ref, size, _Read(size.size)))
+                    yield Record(ref, stamp_of(ref, size, Read(size.size)))
                 elif record := self._answered(ref, size, answer, want, again, digests=digests):
                     yield record
         for index, answer in self._stream(asked):
@@ -374,15 +386,15 @@ class RedisStore(Store):
                 yield record
 
     def _answered(
-        self, ref: Ref, size: _Size, answer: Answer, want: Want, again: list[Ref], *, digests: bool
+        self, ref: Ref, size: Size, answer: Answer, want: Want, again: list[Ref], *, digests: bool
     ) -> Record | None:
         """The record that an answer gives; None, and kept for ``again``, where the key has another type; else gone."""
         if isinstance(answer, Exception):
-            if not _is_wrong_type(answer):
+            if not is_wrong_type(answer):
                 return Record(ref, Stamp((), 0), error=self._unreadable(answer))
             again.append(ref)
         elif answer or (answer == b"" and size.size == 0):
-            return _record(ref, size, answer, want, digests=digests)
+            return record_of(ref, size, answer, want, digests=digests)
         return None
 
     def _stream(self, asked: Sequence[tuple[bytes, Command]]) -> Iterator[tuple[int, Answer]]:
@@ -408,25 +420,25 @@ class RedisStore(Store):
             if want is Want.WHOLE and record.payload is None and record.error is None:
                 stamp = record.stamp
                 read = self._whole(ref)
-                stamp = _stamp(ref, _Size(0, stamp.changed_at, stamp.source, stamp.ttl_ms), read)
+                stamp = stamp_of(ref, Size(0, stamp.changed_at, stamp.source, stamp.ttl_ms), read)
                 return Record(ref, stamp, read.payload)
             return record
         raise SessionNotFound(quoted(ref.key))
 
-    def _whole(self, ref: Ref) -> _Read:
+    def _whole(self, ref: Ref) -> Read:
         """The payload in one answer, whatever its size: only so it is all of one time."""
         key = self._key(ref)
         with told(self._address):
             command = ("GET", key) if ref.kind == "document" else ("LRANGE", key, 0, -1)
             (answer,) = self._servers.ask([(key, command)])
-            if _is_wrong_type(answer):
+            if is_wrong_type(answer):
                 type_ = self._servers.one(key, "TYPE", key).decode()
-                raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_)}")
+                raise StoreError(f"{quoted(ref.key)} {other_type(ref, type_)}")
             if isinstance(answer, Exception):
                 raise answer
         if answer is None or answer == []:
             raise SessionNotFound(quoted(ref.key))
-        return _read(ref, answer)
+        return read_of(ref, answer)
 
     def chunks(self, ref: Ref) -> Iterator[bytes]:
         payload = self._whole(ref).payload or b""
@@ -467,7 +479,7 @@ class RedisStore(Store):
     def same(self, payloads: Mapping[Ref, bytes]) -> Iterator[Ref]:
         """By GET and LRANGE alone, in portions of bounded size."""
         left = iter(payloads.items())
-        while portion := list(_up_to(left, IN_FLIGHT)):
+        while portion := list(up_to(left, IN_FLIGHT)):
             asked: list[tuple[bytes, Command]] = []
             for ref, _ in portion:
                 key = self._key(ref)
@@ -479,7 +491,7 @@ class RedisStore(Store):
 
     def holders(self, refs: Iterable[Ref] | None = None) -> dict[Ref, Holder]:
         """By GET and PTTL of the locks' keys. A lock without an expiry says so in its note."""
-        pairs = self._locked() if refs is None else ((_lock_key(ref), ref) for ref in dict.fromkeys(refs))
+        pairs = self._locked() if refs is None else ((lock_key(ref), ref) for ref in dict.fromkeys(refs))
         found: dict[Ref, Holder] = {}
         while batch := list(islice(pairs, BATCH)):
             asked: list[tuple[bytes, Command]] = []
@@ -504,7 +516,7 @@ class RedisStore(Store):
             yield from (pair for pair, answer in zip(pairs, there, strict=True) if answer == 1)
 
     def break_lock(self, ref: Ref) -> bool:
-        key = _lock_key(ref)
+        key = lock_key(ref)
         with told(self._address), self._servers.link(key) as link:
             (left,) = link.watch([key], ("PTTL", key))
             return left == -1 and link.transact([("UNLINK", key)]) is not None
@@ -530,11 +542,11 @@ class RedisStore(Store):
         dump = None if changed_at is None else self._dump(put)
         steps: list[Command]
         if dump is not None and changed_at is not None:
-            steps = [_restore(key, dump, _idle(self._clock_at(key), changed_at), ttl_ms, "REPLACE")]
+            steps = [restore(key, dump, idle_time(self._clock_at(key), changed_at), ttl_ms, "REPLACE")]
         elif ref.kind == "document":
-            steps = [_set(key, payload, ttl_ms)]
+            steps = [set_(key, payload, ttl_ms)]
         else:
-            steps = [("UNLINK", key), *_pushes(key, split(payload, ref)), *_expiry(key, ttl_ms)]
+            steps = [("UNLINK", key), *rpushes(key, split(payload, ref)), *pexpire(key, ttl_ms)]
         self._guarded(
             ref, expect, lambda link, seen: steps, lambda seen: seen.payload == payload, len(payload), unsure=unsure
         )
@@ -552,8 +564,8 @@ class RedisStore(Store):
             else:
                 items = split(put.payload, put.ref)
                 age, length, end = next(ages), len(items), items[-1]
-            read = _Read(length, end, put.payload) if digests else _Read(length)
-            stamps.append(Stamp(_version(put.ref.kind, read), len(put.payload), *age, put.ttl_ms))
+            read = Read(length, end, put.payload) if digests else Read(length)
+            stamps.append(Stamp(version_of(put.ref.kind, read), len(put.payload), *age, put.ttl_ms))
         return stamps
 
     def _ages(self, keys: Sequence[bytes]) -> list[tuple[int | None, AgeSource]]:
@@ -561,19 +573,19 @@ class RedisStore(Store):
         if not keys:
             return []
         questions: list[tuple[bytes, Command]] = [(key, ("OBJECT", "IDLETIME", key)) for key in keys]
-        clock = (keys[0], _CLOCK)
+        clock = (keys[0], CLOCK)
         for _ in range(_TICKS):
             with told(self._address):
                 before, *idles, after = self._servers.ask([clock, *questions, clock])
-            if _lru_clock(before) == _lru_clock(after):
+            if lru_clock(before) == lru_clock(after):
                 break
-        at = _clock(after)
+        at = clock_of(after)
         return [(at - idle * 1000, "idle") if isinstance(idle, int) else _NO_AGE for idle in idles]
 
     def _clock_at(self, key: bytes) -> int:
         with told(self._address):
-            (info,) = self._servers.ask([(key, _CLOCK)])
-        return _clock(info)
+            (info,) = self._servers.ask([(key, CLOCK)])
+        return clock_of(info)
 
     def _dump(self, put: Put) -> bytes | None:
         """The value as DUMP gives it, made by the server under a name that exists only inside one transaction.
@@ -591,13 +603,13 @@ class RedisStore(Store):
                 return None  # what lost the connection may be the size of the value: the write itself tells
             if isinstance(done, Exception):
                 raise done
-        return _dumped(done)
+        return dumped(done)
 
     def _dumping(self, put: Put) -> tuple[bytes, list[Command]]:
         key = self._key(put.ref)
         new = self._servers.beside(key, secrets.token_hex(8))
         is_log = put.ref.kind == "log"
-        writes = _pushes(new, split(put.payload, put.ref)) if is_log else [_set(new, put.payload, None)]
+        writes = rpushes(new, split(put.payload, put.ref)) if is_log else [set_(new, put.payload, None)]
         return key, [*writes, ("DUMP", new), ("UNLINK", new)]
 
     def append(self, ref: Ref, lines: bytes, *, expect: Stamp | Any_ | None) -> Stamp:
@@ -612,10 +624,10 @@ class RedisStore(Store):
         def steps(link: Link, seen: _Seen) -> list[Command]:
             nonlocal before, new
             before, new = seen, items
-            pushes = _pushes(key, items)
+            pushes = rpushes(key, items)
             if seen.items and seen.items[-1].startswith(b"\n"):
-                new = [_glue(seen.items[-1], items[0]), *items[1:]]
-                pushes = [("LSET", key, -1, new[0]), *_pushes(key, new[1:])]
+                new = [glue(seen.items[-1], items[0]), *items[1:]]
+                pushes = [("LSET", key, -1, new[0]), *rpushes(key, new[1:])]
             # Under NO-TOUCH nothing but TOUCH counts as use, not even a write.
             return [*pushes, ("TOUCH", key), ("LRANGE", key, -1, -1), ("LLEN", key), ("PTTL", key)]
 
@@ -632,7 +644,7 @@ class RedisStore(Store):
         (last,), length, left = answers[-3:]
         whole = None if isinstance(expect, Any_) else (before.payload or b"") + lines
         (age,) = self._ages([key])
-        return _stamp(ref, _Size(0, *age, left if left >= 0 else None), _Read(length, last, whole))
+        return stamp_of(ref, Size(0, *age, left if left >= 0 else None), Read(length, last, whole))
 
     def backdate(self, ref: Ref, expect: Stamp, changed_at: int) -> Stamp:
         """Give a log its idle time back, where DUMP and RESTORE are allowed. A document's age is in its content."""
@@ -642,7 +654,9 @@ class RedisStore(Store):
 
         def steps(link: Link, seen: _Seen) -> list[Command]:
             dump, left = link.ask(("DUMP", key), ("PTTL", key))
-            return [_restore(key, dump, _idle(self._clock_at(key), changed_at), left if left >= 0 else None, "REPLACE")]
+            return [
+                restore(key, dump, idle_time(self._clock_at(key), changed_at), left if left >= 0 else None, "REPLACE")
+            ]
 
         try:
             self._guarded(ref, expect, steps, lambda seen: False, 0)
@@ -729,7 +743,7 @@ class RedisStore(Store):
                 except HOPELESS:
                     raise
                 except LOST as error:
-                    if wrote and unsure and size > _ITEM:
+                    if wrote and unsure and size > ITEM:
                         raise WriteFailed(
                             f"the value of {quoted(ref.key)}, {size / 1_000_000:.1f} MB, was refused by the server: "
                             "it closed the connection twice",
@@ -788,7 +802,7 @@ class RedisStore(Store):
                 if item.changed_at is not None and item.payload:
                     logs.append((key, item))
             elif item.changed_at is None:
-                asked.append((key, (*_set(key, item.payload, item.ttl_ms), "NX")))
+                asked.append((key, (*set_(key, item.payload, item.ttl_ms), "NX")))
                 written.append(item.ref)
             elif self._may_look():  # else MSET would be use, too
                 aged.append((key, item))
@@ -797,7 +811,7 @@ class RedisStore(Store):
             clock = self._clock_at(logs[0][0])
             for (key, item), done in zip(logs, dumps, strict=True):
                 if isinstance(done, list) and item.changed_at is not None:
-                    asked.append((key, _restore(key, _dumped(done), _idle(clock, item.changed_at), item.ttl_ms)))
+                    asked.append((key, restore(key, dumped(done), idle_time(clock, item.changed_at), item.ttl_ms)))
                     written.append(item.ref)
         answers = dict(zip(written, self._servers.once(asked), strict=True))
         made = self._make_aged(aged) if aged else []
@@ -811,19 +825,19 @@ class RedisStore(Store):
         them is there already, and where a right or a command is missing.
         """
         clock = self._clock_at(pairs[0][0])
-        aged = [(key, item, _idle(clock, item.changed_at or 0)) for key, item in pairs]
+        aged = [(key, item, idle_time(clock, item.changed_at or 0)) for key, item in pairs]
         if self._address.way != "cluster":
-            made = [_restore(key, _EMPTY, idle, None) for key, _, idle in aged]
+            made = [restore(key, EMPTY, idle, None) for key, _, idle in aged]
             filled: Command = ("MSET", *chain.from_iterable((key, item.payload) for key, item in pairs))
-            ends = [step for key, item in pairs for step in _expiry(key, item.ttl_ms)]
+            ends = [step for key, item in pairs for step in pexpire(key, item.ttl_ms)]
             done = self._servers.make([key for key, _ in pairs], [*made, filled, *ends])
             if isinstance(done, (list, *LOST)):
                 return [done[len(made)] if isinstance(done, list) else done] * len(pairs)
-        return self._servers.once([(key, _script(key, item, idle)) for key, item, idle in aged])
+        return self._servers.once([(key, make_aged(key, item, idle)) for key, item, idle in aged])
 
     def lock(self, ref: Ref, wait: float) -> Lease:
         """The lock that agents take: it guards the document and the log of a key alike."""
-        return RedisLease(self._servers, _lock_key(ref), quoted(ref.key), wait)
+        return RedisLease(self._servers, lock_key(ref), quoted(ref.key), wait)
 
     def lock_store(self, name: str) -> Lease:
         try:
@@ -832,223 +846,7 @@ class RedisStore(Store):
             raise StoreBusy(str(error), hint=error.hint) from None
 
 
-# --- pure helpers ---------------------------------------------------------------------------------------------------
-
-
-def join(items: Sequence[bytes]) -> bytes:
-    """The payload of a log: items, each followed by ``\\n``; a last one that begins with ``\\n`` is a line without."""
-    if not items:
-        return b""
-    if items[-1].startswith(b"\n"):
-        return b"".join([item + b"\n" for item in items[:-1]]) + items[-1][1:]
-    return b"\n".join(items) + b"\n"
-
-
-def split(payload: bytes, ref: Ref) -> list[bytes]:
-    """The items that a log's payload is stored as. Raises WriteFailed for an empty one, which Redis cannot hold."""
-    if not payload:
-        raise WriteFailed(f"{quoted(ref.key)} {_EMPTY_LOG}")
-    items = payload.split(b"\n")
-    last = items.pop()
-    if last:
-        items.append(b"\n" + last)
-    return items
-
-
-def _glue(torn: bytes, line: bytes) -> bytes:
-    """What is appended to an unterminated line goes on with it, as in a file."""
-    return b"\n" + torn[1:] + line[1:] if line.startswith(b"\n") else torn[1:] + line
-
-
-_CLOCK: Command = ("INFO", "server")
-
-
-def _clock(info: Answer) -> int:
-    """The moment (ms) from which idle times count back: the second that the server's own coarse clock is at.
-
-    That clock (24 bits of a Unix time, ``lru_clock`` in INFO) is up to 100 ms behind; the present time serves where it
-    is not told, or where the server's idea of time is quite another.
-    """
-    now = time.time_ns() // 1_000_000
-    told_clock = _lru_clock(info)
-    if told_clock is None:
-        return now
-    behind = (now // 1000 - told_clock + 2) % (1 << 24) - 2
-    return now if behind > 2 else (now // 1000 - behind) * 1000
-
-
-def _lru_clock(info: Answer) -> int | None:
-    found = re.search(rb"lru_clock:(\d+)", info) if isinstance(info, bytes) else None
-    return int(found[1]) if found else None
-
-
-class _Read(NamedTuple):
-    """What was read: the length (bytes of a document, items of a log), the end (TAIL bytes, the last item), or all."""
-
-    length: int
-    end: bytes | None = None
-    payload: bytes | None = None
-
-
-def _version(kind: Kind, read: _Read) -> tuple[object, ...]:
-    """As much of the version as what was read can tell; what knows less is the front part of what knows more."""
-    version: tuple[object, ...] = (_TYPES[kind],)
-    if read.length != _UNKNOWN:
-        version += (read.length,)
-    if read.end is not None:
-        version += (digest(read.end),)
-        if read.payload is not None:
-            version += (digest(read.payload),)
-    return version
-
-
-def _stamp(ref: Ref, size: _Size, read: _Read) -> Stamp:
-    length = len(read.payload) if read.payload is not None else read.length if ref.kind == "document" else 0
-    return Stamp(_version(ref.kind, read), length, size.changed_at, size.source, size.ttl_ms)
-
-
-def _dumped(done: Sequence[Answer] | None) -> bytes:
-    """DUMP's answer among those of a transaction that ends with DUMP and UNLINK."""
-    assert done is not None
-    dump = done[-2]
-    assert isinstance(dump, bytes)
-    return dump
-
-
-def _reading(key: bytes, ref: Ref, size: int, want: Want) -> Command | None:
-    """The command that reads as much as is wanted; None where nothing is to be read in one go."""
-    if ref.kind == "document":
-        if want is not Want.WHOLE:  # for NAMES too: the version is to tell a rewritten document of the same size
-            return ("GETRANGE", key, -TAIL, -1)
-        return ("GET", key) if size <= BIG else None
-    if want is Want.NAMES:
-        return None
-    if want is Want.TAIL:
-        return ("LRANGE", key, -16, -1)
-    return ("LRANGE", key, 0, -1) if size <= MANY else None
-
-
-def _read(ref: Ref, answer: Answer) -> _Read:
-    """The answer to GET or to an LRANGE of all items."""
-    if ref.kind == "document":
-        return _Read(len(answer), answer[-TAIL:], answer)
-    return _Read(len(answer), answer[-1], join(answer))
-
-
-def _record(ref: Ref, size: _Size, answer: Answer, want: Want, *, digests: bool) -> Record:
-    """The record of what GET, GETRANGE or LRANGE answered."""
-    if want is Want.WHOLE and not digests:
-        payload = answer if ref.kind == "document" else join(answer)
-        stamp = Stamp((_TYPES[ref.kind],), len(payload), size.changed_at, size.source, size.ttl_ms)
-        return Record(ref, stamp, payload if len(payload) <= BIG else None)
-    if want is Want.WHOLE:
-        read = _read(ref, answer)
-        payload = read.payload if read.payload is not None and len(read.payload) <= BIG else None
-        return Record(ref, _stamp(ref, size, read), payload)
-    if ref.kind == "document":
-        whole = size.size <= TAIL
-        read = _read(ref, answer) if whole else _Read(size.size, answer)
-        if want is Want.NAMES:
-            return Record(ref, _stamp(ref, size, read))
-        return Record(ref, _stamp(ref, size, read), answer, whole=whole)
-    read = _read(ref, answer)
-    assert read.payload is not None
-    known = read if len(answer) == size.size else _Read(size.size, answer[-1])
-    whole = known is read and len(read.payload) <= TAIL
-    return Record(ref, _stamp(ref, size, known), read.payload[-TAIL:], whole=whole)
-
-
-def _portions(sizes: dict[Ref, _Size]) -> Iterator[list[Ref]]:
-    """The refs in portions of about IN_FLIGHT bytes."""
-    portion: list[Ref] = []
-    total = 0
-    for ref, size in sizes.items():
-        expected = min(size.size, BIG) if ref.kind == "document" else min(size.size, MANY) * _ITEM
-        if portion and total + expected > IN_FLIGHT:
-            yield portion
-            portion, total = [], 0
-        portion.append(ref)
-        total += expected
-    if portion:
-        yield portion
-
-
-def _up_to(items: Iterator[tuple[Ref, bytes]], limit: int) -> Iterator[tuple[Ref, bytes]]:
-    """The next items until their payloads are ``limit`` bytes or more."""
-    for item in items:
-        yield item
-        limit -= len(item[1])
-        if limit <= 0:
-            return
-
-
-def _set(key: bytes, payload: bytes, ttl_ms: int | None) -> Command:
-    return ("SET", key, payload) if ttl_ms is None else ("SET", key, payload, "PX", max(1, ttl_ms))
-
-
-_MAKE_AGED = b"""
-if redis.call('EXISTS', KEYS[1]) == 1 then return false end
-local made = redis.pcall('RESTORE', KEYS[1], ARGV[2], ARGV[4], 'IDLETIME', ARGV[3])
-if made.ok then
-  made = redis.pcall('SET', KEYS[1], ARGV[1], 'KEEPTTL')
-  if made.err then redis.call('DEL', KEYS[1]) end
-elseif ARGV[2] == '0' then
-  made = redis.call('SET', KEYS[1], ARGV[1])
-else
-  made = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-end
-return made
-"""
-"""SET NX with an idle time in one step. Where RESTORE is not allowed the idle time is left out."""
-_EMPTY = bytes.fromhex("00000600cb7634c0fa2a9e49")
-"""DUMP of an empty string, in a version that every server takes."""
-
-
-def _script(key: bytes, put: Put, idle: int) -> Command:
-    ttl_ms = 0 if put.ttl_ms is None else max(1, put.ttl_ms)
-    return ("EVAL", _MAKE_AGED, 1, key, put.payload, ttl_ms, idle, _EMPTY)
-
-
-def _pushes(key: bytes, items: Sequence[bytes]) -> list[Command]:
-    """RPUSH in pieces that no server refuses for their number of arguments or their size."""
-    commands: list[Command] = []
-    piece: list[bytes] = []
-    size = 0
-    for item in items:
-        if piece and (len(piece) == 1000 or size + len(item) > 1 << 20):
-            commands.append(("RPUSH", key, *piece))
-            piece, size = [], 0
-        piece.append(item)
-        size += len(item)
-    return [*commands, ("RPUSH", key, *piece)] if piece else commands
-
-
-def _expiry(key: bytes, ttl_ms: int | None) -> list[Command]:
-    return [] if ttl_ms is None else [("PEXPIRE", key, max(1, ttl_ms))]
-
-
-def _restore(key: bytes, dump: bytes, idle: int, ttl_ms: int | None, *more: str) -> Command:
-    return ("RESTORE", key, 0 if ttl_ms is None else max(1, ttl_ms), dump, *more, "IDLETIME", idle)
-
-
-def _idle(clock: int, changed_at: int) -> int:
-    """Idle time (s) of what was last used at ``changed_at`` (ms), rounded up: until it is set, the clock may go on."""
-    return min(max(0, clock // 1000 - changed_at // 1000), LONGEST_IDLE)
-
-
-def _lock_key(ref: Ref) -> bytes:
-    try:
-        return LOCKS + ref.key.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidKey(f"{quoted(ref.key)} is not text that a key can be made of") from None
-
-
-def _is_wrong_type(answer: Answer) -> bool:
-    return isinstance(answer, failed.ResponseError) and str(answer).startswith("WRONGTYPE")
-
-
-def _other_type(ref: Ref, type_: str) -> str:
-    return f"is of type {type_}, not {_TYPES[ref.kind]}: it is no {ref.kind} and stays as it is"
+# --- under watch -----------------------------------------------------------------------------------------------------
 
 
 def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
@@ -1062,8 +860,8 @@ def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
         raise type_
     if type_ == b"none":
         return _Seen(False)
-    if type_.decode() != _TYPES[ref.kind]:
-        raise StoreError(f"{quoted(ref.key)} {_other_type(ref, type_.decode())}")
+    if type_.decode() != TYPES[ref.kind]:
+        raise StoreError(f"{quoted(ref.key)} {other_type(ref, type_.decode())}")
     for answer in (found, *lengths):
         if isinstance(answer, Exception):
             raise answer
@@ -1072,8 +870,8 @@ def _look(link: Link, key: bytes, ref: Ref, *, whole: bool) -> _Seen:
     items, length = (found, lengths[0]) if ref.kind == "log" else ((), 0)
     if not whole:
         return _Seen(True, length=length, items=items)
-    read = _read(ref, found)
-    return _Seen(True, _version(ref.kind, read), read.payload, length, items)
+    read = read_of(ref, found)
+    return _Seen(True, version_of(ref.kind, read), read.payload, length, items)
 
 
 def _compare(ref: Ref, expect: Stamp | Any_ | None, seen: _Seen) -> None:

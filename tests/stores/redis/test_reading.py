@@ -13,7 +13,7 @@ from sessionctl.errors import InvalidKey, SessionNotFound, StoreError
 from sessionctl.model import Ref
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, BIG, Store, Want
-from sessionctl.stores.redis import RedisStore
+from sessionctl.stores.redis import RedisStore, commands
 from sessionctl.stores.redis import store as module
 
 from ...servers import Server
@@ -40,7 +40,7 @@ def test_reading_leaves_no_trace(redis: Server, store: Store) -> None:
     client = redis.client()
     client.set("seepient:session:a", DOCUMENT, px=100_000)
     for key in ("log", "long"):
-        client.rpush(f"session-log:{key}", *[b"{}"] * (3 if key == "log" else module.MANY + 1))
+        client.rpush(f"session-log:{key}", *[b"{}"] * (3 if key == "log" else commands.MANY + 1))
     client.pexpire("session-log:log", 90_000)
     client.set("session-lock:a", "holder", px=50_000)
     client.set("checkpoint:c", b"{}")
@@ -305,17 +305,17 @@ def test_sizes_of_all_sorts(redis: Server, store: Store) -> None:
     client = redis.client()
     client.set("seepient:session:empty", b"")
     client.set("seepient:session:big", b"x" * (BIG + 1))
-    client.rpush("session-log:many", *[b"%d" % number for number in range(module.MANY + 10)])
-    client.rpush("session-log:huge", *[b"x" * 1100] * (module.MANY + 10))
+    client.rpush("session-log:many", *[b"%d" % number for number in range(commands.MANY + 10)])
+    client.rpush("session-log:huge", *[b"x" * 1100] * (commands.MANY + 10))
     found = {record.ref.key: record for record in store.records()}
     assert (found["empty"].payload, found["empty"].stamp.size) == (b"", 0)
     assert found["big"].payload is None
     assert store.get(Ref("big", "document")).payload == b"x" * (BIG + 1)
-    many = b"".join(b"%d\n" % number for number in range(module.MANY + 10))
+    many = b"".join(b"%d\n" % number for number in range(commands.MANY + 10))
     assert (found["many"].payload, found["many"].stamp.size) == (many, len(many))
     assert (found["huge"].payload, found["huge"].error) == (None, None)
     whole = store.get(Ref("huge", "log"))
-    assert whole.payload == (b"x" * 1100 + b"\n") * (module.MANY + 10)
+    assert whole.payload == (b"x" * 1100 + b"\n") * (commands.MANY + 10)
     store.remove(whole.ref, whole.stamp)
 
 
@@ -324,16 +324,17 @@ def test_payloads_come_in_bounded_portions(redis: Server, store: Store) -> None:
     for number in range(40):
         client.set(f"seepient:session:s{number}", b"x" * (1 << 20))
     sizes = []
-    ask = store._servers.ask  # type: ignore[attr-defined]
+    stream = store._servers.stream  # type: ignore[attr-defined]
 
-    def watching(keyed: list[tuple[bytes, tuple[object, ...]]]) -> list[object]:
-        answers: list[object] = ask(keyed)
-        sizes.append(sum(len(a) for a in answers if isinstance(a, bytes)))
-        return answers
+    def watching(keyed: list[tuple[bytes, tuple[object, ...]]]) -> Iterator[tuple[int, bytes]]:
+        sizes.append(0)
+        for index, answer in stream(keyed):
+            sizes[-1] += len(answer) if isinstance(answer, bytes) else 0
+            yield index, answer
 
-    store._servers.ask = watching  # type: ignore[attr-defined]
-    assert sum(len(record.payload or b"") for record in store.records()) == 40 << 20
-    assert max(sizes) <= module.IN_FLIGHT
+    store._servers.stream = watching  # type: ignore[attr-defined]
+    assert sum(len(record.payload or b"") for record in store.records()) == sum(sizes) == 40 << 20
+    assert max(sizes) <= commands.IN_FLIGHT
 
 
 def test_parts_share_out_all_keys(redis: Server, store: Store) -> None:

@@ -15,7 +15,6 @@ from sessionctl.model import KINDS, Ref, Stamp
 from sessionctl.stores import open_store
 from sessionctl.stores.base import ANY, Put, Store, Want
 from sessionctl.stores.redis.servers import Answer, Command, Link
-from sessionctl.stores.redis.store import join, split
 
 from ...servers import Server, lossy_front, server
 
@@ -34,14 +33,6 @@ def now() -> int:
 
 
 # --- how a log lies in a list ---------------------------------------------------------------------------------------
-
-
-@given(st.binary(min_size=1, max_size=40) | st.text("a\n", min_size=1).map(str.encode))
-def test_any_payload_comes_back_from_its_items(payload: bytes) -> None:
-    items = split(payload, LOG)
-    assert join(items) == payload
-    assert all(b"\n" not in item for item in items[:-1])
-    assert b"\n" not in items[-1][1:]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
