@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from servers import Server
+from stored import HOUR, document
 from terminal import DOCUMENTS, LOGS, ROOT, Terminal, environment, run
 
 from sessionctl.cli import COMMANDS
@@ -92,6 +93,7 @@ def test_every_example_runs(name: str, example: str, tmp_path: Path, server: Ser
     server.client().flushall()
     shutil.copytree(DOCUMENTS, tmp_path / ".seepient" / "sessions")
     shutil.copytree(LOGS, tmp_path / ".sessions")
+    document(tmp_path / ".seepient" / "sessions", "fresh", age=HOUR)  # the samples grow older every day
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", example.replace("redis://localhost/0", server.url())],
         cwd=tmp_path,
