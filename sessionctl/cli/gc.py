@@ -158,7 +158,7 @@ def gc(
         run.store = store.url
         settings = common.settings(store)
         safety = archived(safety, settings)
-        guard = ops.Protection(min_idle, include_damaged, settings.protect, force=safety.force)
+        guard = ops.Protection(min_idle, include_damaged, settings.protect, force=safety.force, wait_for_locks=wait > 0)
         acting = not safety.dry_run and (safety.yes or out.can_ask) and store.exists()
         with store.lock_store("gc") if acting else nullcontext():
             if plan_file is not None:
@@ -218,8 +218,10 @@ class _Run:
         except SessionctlError as error:
             self.code = error.exit_code
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             self.code = 130
+            if self.report is None:
+                self.out.note("interrupted: nothing was deleted")
             raise
         finally:
             if self.metrics is not None:

@@ -11,7 +11,7 @@ import typer
 from ..errors import SomeFailed, UsageError
 from ..ops.select import SORTS, Summary, Tally, listing
 from ..stores.base import Store
-from .complete import keys
+from .complete import keys, words
 from .options import STORE, Common, Filters, NoPager, choice, inner_folder, now_ms, pattern_hint, takes
 from .output import Output, plain_table, plural
 from .pager import paged
@@ -47,7 +47,14 @@ def list_sessions(
         typer.Option("--older-than", help="Not active since: 24h, 2026-01-31, …", rich_help_panel="Which sessions"),
     ] = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="FIELD", help=f"{', '.join(SORTS)}.", rich_help_panel=STORE)
+        str,
+        typer.Option(
+            "--sort",
+            metavar="FIELD",
+            help=f"{', '.join(SORTS)}.",
+            rich_help_panel=STORE,
+            autocompletion=words(*SORTS),
+        ),
     ] = "activity",
     reverse: Annotated[
         bool, typer.Option("-r", "--reverse", help="The other way round.", rich_help_panel=STORE)

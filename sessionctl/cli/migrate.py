@@ -67,6 +67,7 @@ def migrate(
             help="For another version at the target: skip (and report it), newer (the later activity wins), overwrite, "
             "or fail (before anything is written).",
             rich_help_panel=COPIES,
+            autocompletion=words(*ops.MODES),
         ),
     ] = "skip",
     verify: Annotated[

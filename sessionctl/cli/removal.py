@@ -211,6 +211,7 @@ def carry_out(
                 lock_wait=lock_wait,
                 locks=not safety.force,
                 tick=step,
+                stopping=lambda: step.asked,
             )
         except KeyboardInterrupt:
             code = 130
@@ -223,7 +224,8 @@ def carry_out(
     if lost is not None:
         raise lost
     if code == 130:
-        report.out.note(f"interrupted: {len(plan.actions) - len(report.outcome.deleted)} sessions were not deleted")
+        left = len(plan.actions) - len(report.outcome.deleted)
+        report.out.note(f"interrupted: {plural(left, 'session')} {'was' if left == 1 else 'were'} not deleted")
         raise KeyboardInterrupt
     return exit_code(report.outcome)
 

@@ -18,7 +18,7 @@ from .complete import keys, words
 from .ids import named
 from .options import SAFETY, Common, choice, default_store, now_ms, takes, wait_seconds, warn_of_emptiness
 from .output import Output, plural, safe_line
-from .progress import Bar, progress, stop_between
+from .progress import Bar, Step, progress, stop_between
 from .removal import open_copies, tell_missing
 from .rows import STATUS_STYLES
 
@@ -72,6 +72,7 @@ def repair_sessions(
             help="For calls without a result: results (add one that says the tool did not run), note (besides, a "
             "user's note at the end), truncate (take out an unfinished turn at the end).",
             rich_help_panel=WHAT,
+            autocompletion=words(*STRATEGIES),
         ),
     ] = "results",
     drop_drafts: Annotated[
@@ -120,12 +121,21 @@ def repair_sessions(
         keep = Backup(kept, now=now_ms()) if fix else None
         found = named(store, ids, also=lost(store)) if ids else None
         refs = found.refs if found else None
-        if fix or dry_run:
-            protect = common.settings(store).protect
-            reports = repair(store, now_ms, keep, refs, options=options, min_idle=idle, lock_wait=wait, protect=protect)
-        else:
-            reports = check(store, now_ms(), refs, options=options)
         with progress("checking", None, quiet=common.quiet) as tick, stop_between(tick) as step:
+            if fix or dry_run:
+                reports = repair(
+                    store,
+                    now_ms,
+                    keep,
+                    refs,
+                    options=options,
+                    min_idle=idle,
+                    lock_wait=wait,
+                    protect=common.settings(store).protect,
+                    stopping=lambda: step.asked,
+                )
+            else:
+                reports = check(store, now_ms(), refs, options=options)
             try:
                 tally.tell(_stepping((_narrowed(report, options) for report in reports), step), tick)
             except KeyboardInterrupt:
@@ -152,10 +162,11 @@ def _narrowed(report: Report, options: Options) -> Report:
     return report if len(wanted) == len(report.outcomes) else replace(report, outcomes=wanted)
 
 
-def _stepping(reports: Iterator[Report], step: Any) -> Iterator[Report]:
+def _stepping(reports: Iterator[Report], step: Step) -> Iterator[Report]:
     for report in reports:
         yield report
         step()
+    step(0)
 
 
 class _Tally:

@@ -19,6 +19,7 @@ from ..keys import quoted
 from ..model import Kind, Record, Ref, Stamp
 from ..stores.base import Put, Store, Want
 from .gc import Failure, Protection, Skip, protection
+from .patience import lock_patiently
 from .select import Context, summarise
 from .settle import RESOLUTION, Action, Mode, Relation, clashes, relation, same_version, settle
 
@@ -381,7 +382,7 @@ class Run:
         try:
             if self._stopping():
                 raise SessionChanged(f"{quoted(put.ref.key)} was not looked at again")
-            with self._target.lock(put.ref, self._options.lock_wait) as lease:
+            with lock_patiently(self._target, put.ref, self._options.lock_wait, self._stopping) as lease:
                 lease.check()
                 return next(self._target.put_many([put]))
         except SessionctlError as error:
@@ -426,7 +427,7 @@ class Run:
         """
         ref = record.ref
         try:
-            with self._source.lock(ref, self._options.lock_wait) as lease:
+            with lock_patiently(self._source, ref, self._options.lock_wait, self._stopping) as lease:
                 if self._stopping():  # the wait for the lock may have been long
                     return
                 kept = self._kept(record, copy, ours=True)

@@ -26,6 +26,7 @@ from ..errors import (
 from ..model import Record, Ref, Stamp, Stray
 from ..stores.base import LINK, TAIL, Store, Want
 from .parallel import by_parts
+from .patience import lock_patiently
 from .select import Context, Filter, Summary, summarise, summarise_briefly
 
 MIN_IDLE = 60_000
@@ -102,6 +103,15 @@ class Reason(str):
         return self.code, str(self)
 
 
+def _unread(summary: Summary) -> Reason | None:
+    """Why nothing is known of a session. Another program's key is no session, and none that failed."""
+    if summary.error is None:
+        return None
+    if "wrong-type-key" in summary.codes:
+        return Reason("foreign", summary.error)
+    return Reason("unreadable", f"cannot be read: {summary.error}")
+
+
 def protection(summary: Summary, rule: Protection, now: int) -> Reason | None:
     """Why a session must not be touched, for people; None if it may be (DESIGN.md, Protected)."""
     from ..keys import matches
@@ -110,8 +120,8 @@ def protection(summary: Summary, rule: Protection, now: int) -> Reason | None:
         return Reason("protected", "protected by the configuration")
     if rule.force:
         return None
-    if summary.error is not None:
-        return Reason("unreadable", f"cannot be read: {summary.error}")
+    if (unread := _unread(summary)) is not None:
+        return unread
     if summary.holder is not None and not rule.wait_for_locks:
         return Reason("locked", summary.holder.sentence(now))
     if summary.status == "awaiting-approval":
@@ -240,11 +250,11 @@ class _Candidate(NamedTuple):
 def _judged(
     summary: Summary, context: Context, rules: Rules, filter_: Filter, guard: Protection
 ) -> _Candidate | Failure | None:
-    if summary.error is not None:
-        if "wrong-type-key" not in summary.codes:
-            return Failure(summary.ref, summary.error)
-        kept = Reason("foreign", summary.error)  # another program's key: no session, so none that failed
-        return _Candidate(action_for(summary, "", context), kept, None, True) if filter_.allows(summary) else None
+    unread = _unread(summary)
+    if unread is not None:
+        if unread.code == "unreadable":
+            return Failure(summary.ref, str(unread))
+        return _Candidate(action_for(summary, "", context), unread, None, True) if filter_.allows(summary) else None
     if not filter_.allows(summary):
         return None
     why = expired(summary, rules, context.now)
@@ -314,14 +324,17 @@ def plan_delete(
     """
     actions: list[Action] = list(links)
     skipped: list[Skip] = []
+    unreadable: list[Failure] = []
     for is_left, group in ((False, summaries), (True, left)):
         for summary in group:
             kept = protection(summary, guard, now)
-            if kept is not None:
+            if kept is not None and kept.code == "unreadable":
+                unreadable.append(Failure(summary.ref, str(kept)))
+            elif kept is not None:
                 skipped.append(Skip(summary.ref, kept))
             else:
                 actions.append(action_for(summary, "named", context)._replace(is_left=is_left))
-    return Plan(store, now, scanned, tuple(actions), tuple(skipped))
+    return Plan(store, now, scanned, tuple(actions), tuple(skipped), tuple(unreadable))
 
 
 def review(store: Store, plan: Plan, guard: Protection, now: int) -> Plan:
@@ -411,19 +424,21 @@ def apply(
     lock_wait: float = 0,
     locks: bool = True,
     tick: Callable[[], None] = lambda: None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Carry out a plan, one session after the other, writing into ``outcome`` as it goes.
 
     Each session is locked, read again and judged again by ``recheck`` (a reason to keep it, or None); it is removed
-    only if it is the version that was planned, and, with ``archive``, only after its copy there was read back. Raises
-    StoreError when a store is lost; what was done by then is in ``outcome``.
+    only if it is the version that was planned, and, with ``archive``, only after its copy there was read back. May be
+    stopped in ``tick``; once ``stopping`` says so, no lock is waited for any more. Raises StoreError when a store is
+    lost; what was done by then is in ``outcome``.
     """
     context = Context.of(store, now()) if plan.actions else None
     for action in plan.actions:
         assert context is not None
         try:
             if locks:
-                with store.lock(action.ref, lock_wait) as lease:
+                with lock_patiently(store, action.ref, lock_wait, stopping) as lease:
                     _remove(store, action, outcome, now, recheck, archive, context, lease.check)
             else:
                 _remove(store, action, outcome, now, recheck, archive, context, lambda: None)

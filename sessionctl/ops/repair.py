@@ -33,6 +33,7 @@ from ..stores.base import Store, Want
 from .gc import MIN_IDLE, Protection, Reason, archive_copy, archive_stray, protection
 from .mend import Options, Outcome, Repair, mend
 from .parallel import by_parts
+from .patience import lock_patiently
 from .select import Context, summarise
 
 LEFTOVER = 3_600_000
@@ -158,20 +159,24 @@ def repair(
     min_idle: int = MIN_IDLE,
     lock_wait: float = 15.0,
     protect: Sequence[str] = (),
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[Report]:
     """Report on every session of a store, or on those of ``refs``, and mend what can be mended.
 
     ``clock`` tells the time in ms, ``min_idle`` is in ms, ``lock_wait`` in seconds; ``protect`` are patterns of keys
     that are never touched. Without a ``backup`` it is a dry run: nothing is locked or written, and the reports hold
-    what would be. Which sessions need mending is settled before the first is changed.
+    what would be. Which sessions need mending is settled before the first is changed. Once ``stopping`` says so,
+    nothing more is looked at, and no lock is waited for.
     """
     refs = None if refs is None else list(refs)
     context = Context.of(store, clock(), refs)
     options = options or Options()
     guard = Protection(min_idle, patterns=tuple(protect), force=options.force, wait_for_locks=True)
-    hands = _Hands(store, clock, backup, options, guard, lock_wait, context)
+    hands = _Hands(store, clock, backup, options, guard, lock_wait, context, stopping)
     pending: list[Report] = []
     for report in _found(store, context, refs, options):
+        if stopping():
+            return
         if not report.error and any(o.finding.fixable and options.wants(o.finding.code) for o in report.outcomes):
             pending.append(report)
         else:
@@ -226,9 +231,10 @@ class _Hands:
         guard: Protection,
         lock_wait: float,
         context: Context,
+        stopping: Callable[[], bool],
     ) -> None:
         self.store, self.clock, self.backup, self.options = store, clock, backup, options
-        self.guard, self.lock_wait, self.context = guard, lock_wait, context
+        self.guard, self.lock_wait, self.context, self.stopping = guard, lock_wait, context, stopping
 
     def mend(self, report: Report) -> Report:
         """Mend the session of a report and say what came of it. Raises nothing that concerns this session alone."""
@@ -241,7 +247,7 @@ class _Hands:
                 if reason is not None:
                     return _left_alone(report, reason)
                 unlocked = self.store.break_lock(report.ref)
-            with self.store.lock(report.ref, self.lock_wait) as lease:
+            with lock_patiently(self.store, report.ref, self.lock_wait, self.stopping) as lease:
                 done = self._mended(report, lease.check)
             return replace(done, outcomes=tuple(_settled(o, unlocked) for o in done.outcomes))
         except (SessionLocked, SessionChanged, LockLost) as error:

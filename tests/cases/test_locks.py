@@ -28,5 +28,5 @@ def test_case_136_ctrl_c_gives_back_the_lock_of_the_agents(redis: Server) -> Non
     assert not client.keys("*lock:*")
     left = client.keys("seepient:session:*")
     assert 0 < len(left) == client.dbsize() < SESSIONS
-    assert f"interrupted: {len(left)} sessions were not deleted" in said
+    assert f"interrupted: {len(left):,} sessions were not deleted" in said
     assert "Traceback" not in said

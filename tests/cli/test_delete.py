@@ -11,6 +11,7 @@ import pytest
 
 from sessionctl.model import Ref
 from sessionctl.stores.folder import FolderStore
+from tests.servers import Server
 from tests.stored import DAY, call, document, entry, log, names, now_ms, state
 from tests.terminal import Terminal, environment, run
 
@@ -175,6 +176,21 @@ def test_damaged_and_unreadable_ones_can_be_deleted_by_name(folder: Path) -> Non
     (folder / "bad.jsonl").write_bytes(b"\xff")
     assert run("delete", "bad", "-y", "-s", folder).returncode == 6, "written a moment ago"
     assert deleted(folder, "bad", "--min-idle", "0")["deleted"] == 2
+
+
+def test_what_cannot_be_read_is_a_failure_and_the_rest_is_done(redis: Server) -> None:
+    client = redis.client()
+    for key in ("open", "shut"):
+        client.set(f"seepient:session:{key}", json.dumps({"id": key, "updatedAt": 1_700_000_000_000, "messages": []}))
+    keys = ["seepient:session:open", "session-log:*", "session-lock:*"]
+    client.acl_setuser("half", enabled=True, passwords=["+pw"], keys=keys, commands=["+@all"])
+    done = run("delete", "-o", "json", "-y", "-v", "shut", "open", "-s", redis.url(login="half:pw@"))
+    found = json.loads(done.stdout)
+    assert done.returncode == 8, done.stderr
+    assert (found["keys"], [failed["key"] for failed in found["failed"]]) == (["open"], ["shut"])
+    assert "cannot be read: " in found["failed"][0]["error"]
+    assert found["skipped"] == []
+    assert client.keys() == [b"seepient:session:shut"]
 
 
 def test_a_lock_is_waited_for_and_named(folder: Path) -> None:

@@ -181,6 +181,7 @@ def test_as_somebody_who_may_not(public: Path) -> None:
     assert (shown.returncode, shown.stdout.splitlines()[0]) == (8, "mine")
     assert "cannot read secret: permission denied" in shown.stderr
     assert as_nobody("show", "secret", "-s", public).returncode == 7
+    assert as_nobody("delete", "secret", "-y", "-s", public).returncode == 8, "not in use: out of reach"
     for command in (["gc", "--older-than", "1h", "-y"], ["delete", "mine", "-y"]):
         done = as_nobody(*command, "-s", public)
         assert done.returncode in (7, 8)

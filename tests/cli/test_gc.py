@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -248,6 +249,19 @@ def test_a_locked_session_stays(folder: Path) -> None:
         assert reasons(found)["s1"].startswith("locked by ")
         assert found["deleted"] == 1
         assert next(iter(store.holders())).key == "s1"
+    assert names(folder) == ["s1.json"]
+
+
+def test_a_locked_session_is_waited_for_where_that_was_asked(folder: Path) -> None:
+    for key in ("s1", "s2"):
+        document(folder, key, age=2 * DAY)
+    with FolderStore(folder) as store, store.lock(Ref("s1", "document"), 0):
+        lease = store.lock(Ref("s2", "document"), 0)
+        threading.Timer(1.5, lease.release).start()
+        found = report(*OLD, "-y", "--lock-wait", "5s", "-v", "-s", folder)
+        assert (found["keys"], list(reasons(found))) == (["s2"], ["s1"])
+        assert "is locked by " in reasons(found)["s1"]
+        assert 5 <= found["seconds"] < 9
     assert names(folder) == ["s1.json"]
 
 

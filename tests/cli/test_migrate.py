@@ -397,11 +397,11 @@ def test_ctrl_c_is_heard_among_locked_sessions_and_what_was_removed_is_told(
     tmp_path: Path, redis: Server, count: int
 ) -> None:
     source, target = held(tmp_path, redis, count), tmp_path / "t"
-    process = moving(source, target, "1s")
+    process = moving(source, target, "15s")
     asked = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 6, "the rest of a batch has ten locks, a second each"
+    assert time.monotonic() - asked < 5, "no lock is waited for any more"
     assert process.returncode == 130 and "left; run it again" in err
     value = json.loads(out)
     with open_store(source) as here, open_store(target) as there:
